@@ -8,7 +8,8 @@ each as bytes a second; `delta` is the next version, where so many elements chan
 times faster it was there than `whole`, both from the request to verified bytes in memory. `codes`
 are the bytes of a block's delta, by gaps and by a bitmap, and the best speeds of one thread to make
 and to apply it; `processor_s` is what sender and receiver had of a processor. `several` sends a
-version to all other hosts at once. What arrives is compared with what was published. JSON lines,
+version to all other hosts at once, and `site` does where these are neighbours at a site; `copies`
+are how often it crossed the line. What arrives is compared with what was published. JSON lines,
 medians.
 """
 
@@ -100,8 +101,8 @@ class Node:
 
 
 @contextmanager
-def nodes(hosts: tuple[NetworkHost, ...], *, nbytes: int) -> Iterator[list[Node]]:
-    """Start a state manager on each host."""
+def nodes(hosts: tuple[NetworkHost, ...], *, nbytes: int, site: str = "") -> Iterator[list[Node]]:
+    """Start a state manager on each host; all but the first are at a site."""
     with ExitStack() as stack:
         found = []
         for number, host in enumerate(hosts):
@@ -110,6 +111,7 @@ def nodes(hosts: tuple[NetworkHost, ...], *, nbytes: int) -> Iterator[list[Node]
             config.write_text(
                 f'node_id = "n{number}"\nruntime_dir = "{place}"\nhost_bytes = {6 * nbytes}\n'
                 f'keys_file = "{keys_file(place)}"\nlisten = "{host.address}:{PORT}"\n'
+                f'site = "{site if number else ""}"\n'
                 f"[[devices]]\nindex = 0\nbytes_total = {nbytes + (2 << 20)}\n"
             )
             argv = host.python("-m", "plexsvc.statemanager.main", "--config", str(config))
@@ -240,25 +242,34 @@ def measure(
         )
 
 
-def several(found: list[Node], hosts: tuple[NetworkHost, ...], *, mib: int) -> None:
+def several(found: list[Node], hosts: tuple[NetworkHost, ...], *, mib: int, what: str) -> None:
     """Measure a version to all other hosts at once."""
     nbytes = mib << 20
     line = line_bytes_per_s(hosts[0], hosts[1], nbytes=nbytes)
     data = Trainer(found[0], nbytes=nbytes, dtype="F32").publish(0, number=1)
-    readers = found[1:]
+    readers, had = found[1:], sent_bytes(hosts[0])
     with ThreadPoolExecutor(len(readers)) as pool:
         since_s = time.monotonic()
         arrived = list(pool.map(lambda reader: reader.fetch(1, found[0]), readers))
         took_s = time.monotonic() - since_s
     assert all(got == data for _, got in arrived), "bit by bit"
     each_s = [one for one, _ in arrived]
+    copies = (sent_bytes(hosts[0]) - had) / nbytes
     report(
-        what="several",
+        what=what,
         receivers=len(readers),
         line=int(line),
-        all_of_line=round(nbytes * len(readers) / took_s / line, 3),
+        copies=round(copies, 3),
+        all_s=round(took_s, 3),
+        of_line=round(nbytes * round(copies) / took_s / line, 3),
         slowest_over_mean=round(max(each_s) / statistics.fmean(each_s), 3),
+        load=os.getloadavg()[0],
     )
+
+
+def sent_bytes(host: NetworkHost) -> int:
+    """Return what a host has sent, headers included."""
+    return int(run(*host.command("cat", "/sys/class/net/eth0/statistics/tx_bytes")))
 
 
 def main() -> None:
@@ -288,8 +299,9 @@ def main() -> None:
             with nodes(hosts[:2], nbytes=options.mib << 20) as found:
                 measure(found, hosts, options, dtype)
         if options.hosts:
-            with nodes(hosts, nbytes=options.mib << 20) as found:
-                several(found, hosts, mib=options.mib)
+            for what, site in (("several", ""), ("site", "far")):
+                with nodes(hosts, nbytes=options.mib << 20, site=site) as found:
+                    several(found, hosts, mib=options.mib, what=what)
 
 
 if __name__ == "__main__":

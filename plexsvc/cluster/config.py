@@ -39,6 +39,9 @@ class NodeConfig:
     """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
     disk_dir: Path = Path()
     """Directory on a local disk that takes direct I/O, ext4 or xfs."""
+    site: str = ""
+    """Where it is: versions of other sites come to one node of a site, and from it to the others.
+    Empty: each node gets its own."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
     has as much as is left free."""

@@ -367,6 +367,7 @@ class EmbeddedCluster:
             host_bytes=node.host_bytes,
             disk_bytes=node.disk_bytes,
             disk_dir=node.disk_dir,
+            site=node.site,
             staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
             orphan_us=node.orphan_us,

@@ -42,6 +42,9 @@ class PoolConfig:
     """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
     disk_dir: Path = Path()
     """Directory on a local disk that takes direct I/O, ext4 or xfs."""
+    site: str = ""
+    """Where its nodes are: versions of other sites come to one of them, and from it to the others.
+    Empty: each gets its own."""
     staging_bytes: int = 1 << 30
     """Memory in which payloads wait on the node."""
     orphan_us: int = 60_000_000
@@ -105,6 +108,7 @@ def agent_config(config: JoinConfig, found: Sequence[Gpu]) -> AgentConfig:
         host_bytes=pool.host_bytes or half_of_memory(),
         disk_bytes=pool.disk_bytes,
         disk_dir=pool.disk_dir,
+        site=pool.site,
         staging_bytes=pool.staging_bytes,
         listen=config.listen,
         keys_file=keys_file(config),

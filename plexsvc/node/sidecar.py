@@ -59,7 +59,7 @@ class SidecarAddress:
 
 _SAME: Final = (
     *("node_id", "host_bytes", "disk_bytes", "disk_dir", "staging_bytes", "runtime_dir"),
-    *("max_versions_per_deployment", "keep_pages", "keys_file"),
+    *("max_versions_per_deployment", "keep_pages", "keys_file", "site"),
 )
 """Keys that a state manager's configuration has of its node's."""
 

@@ -2,7 +2,8 @@
 
 What breaks off goes on at the first block that is not verified, with whoever answers for that node
 then. A reader that has an older version asks for deltas to it; where one of them does not give what
-was published, it reads the rest without.
+was published, it reads the rest without. The first reader of a site gets a version from its holder,
+and the others from the first, block by block.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ SLOWEST_BYTES_PER_S: Final = 1 << 20
 STALL_S: Final = 20.0
 """A stream that brings nothing for so long is broken off, within twice the time."""
 
+MAX_NEIGHBOURS: Final = 2
+"""Neighbours that are asked before the holder is asked for all of the rest."""
+
 MAX_READS: Final = 2
 """Times that a version is asked for in vain: its holder may die and be replaced."""
 
@@ -74,6 +78,10 @@ class Incoming:
         self.manifest = manifest
         self.base = base
         self._lows = lows
+        self.without = ""
+        """The neighbour that last failed to give it."""
+        self.neighbours = 0
+        """How many were asked."""
         self._left = deque(range(0, manifest.nbytes, BLOCK_BYTES) if lows is None else lows)
         self._put = put
         self._block = memoryview(bytearray(min(BLOCK_BYTES, manifest.nbytes)))
@@ -133,6 +141,10 @@ class Far:
     keys: Callable[[], ClusterKeys]
     tell: Callable[[int], None] = _advance
     """Takes the bytes of each chunk that came."""
+    site: str = ""
+    """Where the reader is, whose neighbours may get versions from it; empty: it has none."""
+    reader: str = ""
+    """Where they reach it."""
 
     def read_manifest(self, version: PublishedVersion) -> VersionManifest:
         """Return the manifest of its part, asked of its state manager or the successor."""
@@ -170,10 +182,10 @@ class Far:
         base: OpenedPart | None = None,
         bytes_per_s: int = 0,
         lows: Sequence[int] | None = None,
-    ) -> None:
+    ) -> bool:
         """Have its part put in its place, verified; as deltas to `base` where that is sooner.
 
-        With `lows`, only the blocks that begin there.
+        With `lows`, only the blocks that begin there. Returns whether all came from its holder.
 
         Raises:
             PlexError: `checksum_mismatch`.
@@ -187,6 +199,7 @@ class Far:
                 in_vain = in_vain + 1 if error is not None and incoming.done == before else 0
                 if error is not None and in_vain == MAX_READS:
                     raise error
+        return not incoming.neighbours
 
     def _try(
         self, state: StateManagerStub, incoming: Incoming, bytes_per_s: int
@@ -194,7 +207,7 @@ class Far:
         """Read on; return why that ended early, unless the rest may come without deltas."""
         manifest = incoming.manifest
         try:
-            self._stream(state, incoming, bytes_per_s)
+            relay = self._stream(state, incoming, bytes_per_s)
         except PlexError as error:
             if incoming.base is None:
                 return error
@@ -207,10 +220,31 @@ class Far:
                 raise unread from error
             return unread
         else:
-            return None if incoming.is_whole else self._unread(manifest, None)
+            if relay:
+                self._read_near(relay, incoming)
+            elif not incoming.is_whole:
+                return self._unread(manifest, None)
         return None
 
-    def _stream(self, state: StateManagerStub, incoming: Incoming, bytes_per_s: int) -> None:
+    def _read_near(self, relay: str, incoming: Incoming) -> None:
+        """Read on from a neighbour; what it does not give comes from the holder."""
+        incoming.neighbours += 1
+        incoming.without = relay
+        try:
+            with open_blocking_channel(relay, self.keys()) as channel:
+                self._stream(StateManagerStub(channel), incoming, is_near=True)
+        except (PlexError, grpc.RpcError) as error:
+            log.warning("neighbour given up", address=relay, error=error)
+
+    def _stream(
+        self,
+        state: StateManagerStub,
+        incoming: Incoming,
+        bytes_per_s: int = 0,
+        *,
+        is_near: bool = False,
+    ) -> str:
+        """Read on; return whom to ask instead, if anybody."""
         manifest = incoming.manifest
         incoming.rewind()
         request = ReadVersionRequest(
@@ -219,7 +253,12 @@ class Far:
             bytes_per_s=bytes_per_s,
             lows=incoming.lows,
         )
-        if incoming.base is not None:
+        if is_near:
+            request.part = self.holder.part or self.holder.node_id
+        elif self.site and incoming.neighbours < MAX_NEIGHBOURS:
+            request.site, request.reader = self.site, self.reader
+            request.without = incoming.without
+        if incoming.base is not None and not is_near:
             base = VersionId.of(incoming.base.manifest)
             request.base.CopyFrom(WireVersionId(**base._asdict()))
         timeout_s = READ_TIMEOUT_S + manifest.nbytes / SLOWEST_BYTES_PER_S
@@ -227,11 +266,14 @@ class Far:
         try:
             with _watched(call, lambda: incoming.done):
                 for chunk in call:
+                    if chunk.relay:
+                        return chunk.relay
                     self.tell(incoming.take(chunk))
                     if incoming.is_whole:
-                        return
+                        break
         finally:
             call.cancel()
+        return ""
 
     @contextmanager
     def _state(self) -> Iterator[StateManagerStub]:

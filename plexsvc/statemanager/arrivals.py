@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder, VersionManifest
-from plexsvc.errors import PlexError, internal
+from plexsvc.errors import PlexError, internal, not_found
 from plexsvc.ids import JobId, VersionId
 from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
@@ -47,6 +48,8 @@ class Arrival:
         self.error: PlexError | None = None
         self.manifest = VersionManifest()
         self.file: MemoryFile | None = None
+        self.verified_bytes = 0
+        """How much of its beginning is in `file`."""
         self.done_bytes = 0
         self.pins = 0
         """How many arrivals are made from it, or readers wait to open it."""
@@ -65,15 +68,23 @@ class Arrivals:
     """Fetches parts; `lock` guards `host`, which takes back from here what it lacks."""
 
     def __init__(
-        self, host: Budget, *, lock: threading.Lock, keys: Callable[[], ClusterKeys]
+        self,
+        host: Budget,
+        *,
+        lock: threading.Lock,
+        keys: Callable[[], ClusterKeys],
+        site: str = "",
     ) -> None:
         self._host = host
         self._lock = lock
         self._keys = keys
+        self._site = site
+        self.address = ""
+        """Where neighbours of the site reach this node."""
         self._arrivals: dict[PartKey, Arrival] = {}
         self._bytes_per_s: dict[str, int] = {}
         """Of the line to a state manager, as the last whole part came."""
-        self.arrived_bytes = 0
+        self._arrived_bytes = 0
         host.spares.append(self._spare)
 
     def open(
@@ -104,6 +115,25 @@ class Arrivals:
             with self._lock:
                 arrival.pins -= 1
 
+    @contextmanager
+    def lent(self, version: VersionId, part: str) -> Iterator[Arrival]:
+        """Hold a part that comes, or is here, for a neighbour to read.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        with self._lock:
+            found = [key for key in self._arrivals if key[1:] == (version, part)]
+            if not found:
+                raise not_found(f"{version}: its part {part} does not come here")
+            arrival = self._arrivals[found[0]]
+            arrival.pins += 1
+        try:
+            yield arrival
+        finally:
+            with self._lock:
+                arrival.pins -= 1
+
     @staticmethod
     def _wait(arrival: Arrival, tell: Tell) -> None:
         told = 0
@@ -114,10 +144,16 @@ class Arrivals:
         if arrival.error is not None:
             raise arrival.error
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that came so far; the caller holds the lock."""
+        coming = (one.done_bytes for one in self._arrivals.values() if not one.over.is_set())
+        return self._arrived_bytes + sum(coming)
+
     def count(self, nbytes: int) -> None:
         """Count bytes that came for something else."""
         with self._lock:
-            self.arrived_bytes += nbytes
+            self._arrived_bytes += nbytes
 
     def forget(self, job_id: JobId) -> None:
         """Drop what a job has here; the caller holds the lock."""
@@ -128,7 +164,7 @@ class Arrivals:
     def _fetch(
         self, key: PartKey, arrival: Arrival, version: PublishedVersion, holder: VersionHolder
     ) -> None:
-        far = Far(holder, self._keys, arrival.advance)
+        far = Far(holder, self._keys, arrival.advance, self._site, self.address)
         base: Arrival | None = None
         try:
             manifest = far.read_manifest(version)
@@ -136,14 +172,14 @@ class Arrivals:
                 base = self._base(key, manifest)
                 self._host.take(manifest.nbytes)
                 arrival.manifest = manifest
-            arrival.file = self._received(far, manifest, base)
+            self._receive(far, arrival, base)
         except Exception as error:  # noqa: BLE001 - all who wait are told, whatever it is
             arrival.error = error if isinstance(error, PlexError) else internal(repr(error))
             log.warning("version not brought", version=key.version, error=error)
         with self._lock:
             if base is not None:
                 base.pins -= 1
-            self.arrived_bytes += arrival.done_bytes
+            self._arrived_bytes += arrival.done_bytes
             arrival.over.set()
             if arrival.error is not None:
                 self._drop(key)
@@ -152,21 +188,26 @@ class Arrivals:
                 if older != key and self._arrivals[older].is_idle:
                     self._drop(older)
 
-    def _received(self, far: Far, manifest: VersionManifest, base: Arrival | None) -> MemoryFile:
-        """Return a part's bytes, immutable, and note how fast they came if they came whole."""
-        file = MemoryFile("plexsvc-arrival", manifest.nbytes)
+    def _receive(self, far: Far, arrival: Arrival, base: Arrival | None) -> None:
+        """Have a part's bytes come, immutable then, and note how fast whole ones came."""
+        manifest = arrival.manifest
+        file = arrival.file = MemoryFile("plexsvc-arrival", manifest.nbytes)
         address, started_s = far.holder.state_manager, time.monotonic()
-        far.read_into(
-            file.write,
+
+        def put(low: int, block: memoryview) -> None:
+            file.write(low, block)
+            arrival.verified_bytes = low + len(block)
+
+        is_from_holder = far.read_into(
+            put,
             manifest,
             base=None if base is None else _published(base),
             bytes_per_s=self._bytes_per_s.get(address, 0),
         )
-        if base is None:
+        if base is None and is_from_holder:
             took_s = time.monotonic() - started_s
             self._bytes_per_s[address] = int(manifest.nbytes / max(took_s, 1e-6))
         file.freeze()
-        return file
 
     def _base(self, key: PartKey, manifest: VersionManifest) -> Arrival | None:
         """Pin and return the newest part here with the same pieces, if any."""
@@ -198,7 +239,7 @@ class Arrivals:
     def _drop(self, key: PartKey) -> None:
         arrival = self._arrivals.pop(key)
         self._host.give(arrival.manifest.nbytes)
-        if arrival.file is not None:
+        if arrival.file is not None and not arrival.pins:  # else it goes with who reads it
             arrival.file.close()
 
 

@@ -40,6 +40,10 @@ class StateManagerConfig:
     node_id: str
     """The node it serves."""
 
+    site: str = ""
+    """Where it is: versions of other sites come to one node of a site, and from it to the others.
+    Empty: each node gets its own."""
+
     runtime_dir: Path
     """Directory of its Unix socket; made when missing, private to this user."""
 

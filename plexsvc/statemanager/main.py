@@ -79,7 +79,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     server = new_server(keys, takes_nodes=("GetManifest", "ReadVersion"))
     add_to_server(servicer, server)
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
-    address = listen(server, where, keys, key="listen")
+    address = node.arrivals.address = listen(server, where, keys, key="listen")
     await server.start()
     parking.start()
     print(  # noqa: T201 - the parent reads it

@@ -84,7 +84,10 @@ class ManagedNode:
             shelf, host=self.ledger.host, node_id=config.node_id, lock=self.lock, book=book
         )
         self.arrivals = Arrivals(
-            self.ledger.host, lock=self.lock, keys=lambda: read_keys(config.keys_file)
+            self.ledger.host,
+            lock=self.lock,
+            keys=lambda: read_keys(config.keys_file),
+            site=config.site,
         )
         self.staging = Staging(room, lock=self.lock, book=book)
         self.shared = SharedRegions(

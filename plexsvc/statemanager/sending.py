@@ -14,6 +14,7 @@ from typing import Final
 from plexclient.wire.v1 import statemanager_pb2 as pb
 from plexsvc.errors import PlexError, bad_request
 from plexsvc.ids import VersionId
+from plexsvc.statemanager.arrivals import Arrival, Arrivals
 from plexsvc.statemanager.publishing import Publisher
 from plexsvc.weights import deltas
 from plexsvc.weights.checksums import BLOCK_BYTES
@@ -29,6 +30,10 @@ AHEAD: Final = 2
 
 TRY_EVERY: Final = 16
 """A delta is tried for one block in so many where none is expected to pay."""
+
+
+MAX_RELAYS: Final = 1024
+"""Versions, each at a site, whose first reader is known; the oldest are forgotten."""
 
 
 class VersionStream:
@@ -59,6 +64,12 @@ class VersionStream:
             for at in range(0, len(data), MESSAGE_BYTES)
         ]
 
+    @staticmethod
+    def has(low: int) -> bool:
+        """Return whether the block that begins at `low` is here."""
+        del low
+        return True
+
     def _delta(self, low: int, data: memoryview) -> bytes | None:
         if self._base is None or not self._is_sooner(len(data)):
             return None
@@ -73,20 +84,78 @@ class VersionStream:
 
     def _is_sooner(self, nbytes: int) -> bool:
         """Return whether a delta is expected to arrive before the block, or must be tried."""
-        whole_s = nbytes / self._bytes_per_s if self._bytes_per_s else float("inf")
-        if max(self._encode_s, self._share * whole_s) < whole_s / 2:
+        # Of the time that the whole block takes on the line; on one of unknown speed bytes count.
+        if max(self._encode_s * self._bytes_per_s / nbytes, self._share) < 1 / 2:
             return True
         self._skipped = (self._skipped + 1) % TRY_EVERY
         return self._skipped == 0
 
 
+class ArrivalStream:
+    """Makes the messages of one stream to a neighbour, of a part that may still come."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self._arrival = arrival
+
+    def lows(self, offset: int) -> range:
+        """Return where the blocks begin, from `offset` on."""
+        return range(offset, self._arrival.manifest.nbytes, BLOCK_BYTES)
+
+    def has(self, low: int) -> bool:
+        """Return whether the block that begins at `low` is here.
+
+        Raises:
+            PlexError: why it does not come.
+        """
+        arrival = self._arrival
+        if arrival.error is not None:
+            raise arrival.error
+        return arrival.verified_bytes >= min(low + BLOCK_BYTES, arrival.manifest.nbytes)
+
+    def block(self, low: int) -> list[pb.VersionChunk]:
+        """Return the messages of the block that begins at `low`, which is here."""
+        file = self._arrival.file
+        assert file is not None
+        end = min(low + BLOCK_BYTES, self._arrival.manifest.nbytes)
+        return [
+            pb.VersionChunk(offset=at, data=file.read(at, min(MESSAGE_BYTES, end - at)))
+            for at in range(low, end, MESSAGE_BYTES)
+        ]
+
+
+class Relays:
+    """The reader of each remote site that gets a version from here, and gives it to the others."""
+
+    def __init__(self, site: str) -> None:
+        self._site = site
+        self._readers: dict[tuple[VersionId, str], str] = {}
+
+    def instead(self, request: pb.ReadVersionRequest) -> str:
+        """Return whom a reader is to ask; empty: it gets the version from here."""
+        if request.site in {"", self._site}:
+            return ""
+        key = VersionId.of(request), request.site
+        known = self._readers.pop(key, "")
+        is_relay = known in {"", request.reader, request.without}
+        self._readers[key] = request.reader if is_relay else known
+        if len(self._readers) > MAX_RELAYS:
+            del self._readers[next(iter(self._readers))]
+        return "" if is_relay else known
+
+
 @contextmanager
-def streaming(publisher: Publisher, request: pb.ReadVersionRequest) -> Iterator[VersionStream]:
+def streaming(
+    publisher: Publisher, arrivals: Arrivals, request: pb.ReadVersionRequest
+) -> Iterator[VersionStream | ArrivalStream]:
     """Hold a version, and the reader's base if it is here and has the same pieces.
 
     Raises:
         PlexError: `not_found`; `bad_request` for an offset inside a block.
     """
+    if request.part:
+        with arrivals.lent(VersionId.of(request), request.part) as arrival:
+            yield ArrivalStream(arrival)
+        return
     for low in (request.offset, *request.lows):
         if low % BLOCK_BYTES:
             raise bad_request(f"byte {low} begins no block of {BLOCK_BYTES} bytes")

@@ -141,6 +141,8 @@ class Between(statemanager_pb2_grpc.StateManagerServicer):
     def __init__(self, daemon: Daemon, how: str) -> None:
         self.daemon, self.how = daemon, how
         self.told: list[statemanager_pb2.ReadVersionRequest] = []
+        self.sent_bytes = 0
+        self.may_go_on = threading.Event()
 
     def GetManifest(
         self, request: statemanager_pb2.GetManifestRequest, context: object
@@ -161,16 +163,22 @@ class Between(statemanager_pb2_grpc.StateManagerServicer):
                     context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
                 if how == "stalls":
                     threading.Event().wait(30)
-                data = bytearray(chunk.data)
-                data[-1] ^= 1
-                chunk.data = bytes(data)
+                if how == "waits":
+                    self.may_go_on.wait(60)
+                else:
+                    data = bytearray(chunk.data)
+                    data[-1] ^= 1
+                    chunk.data = bytes(data)
+            self.sent_bytes += len(chunk.data)
             yield chunk
 
 
 @contextmanager
 def between(daemon: Daemon, how: str) -> Iterator[tuple[Between, str]]:
     """Serve one."""
-    server, servicer = grpc.server(ThreadPoolExecutor(2)), Between(daemon, how)
+    takes_pings = (("grpc.http2.max_ping_strikes", 0),)
+    server = grpc.server(ThreadPoolExecutor(8), options=takes_pings)
+    servicer = Between(daemon, how)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
     address = f"unix:{daemon.ready['data_socket']}.{how}"
     server.add_insecure_port(address)
@@ -249,3 +257,59 @@ def test_a_successor_of_the_readers_state_manager_fetches_anew(pair: Pair) -> No
     )
     pair.there = other
     assert pair.fetch_new(other.client("again"), 2) == STATE_BYTES
+
+
+@pytest.fixture
+def far_site(pair: Pair, tmp_path: Path) -> list[Daemon]:
+    """Three further nodes at another site than the trainer's."""
+    found = []
+    for name in ("f0", "f1", "f2"):
+        (tmp_path / name).mkdir(mode=0o700)
+        found.append(
+            Daemon(
+                tmp_path / name,
+                pair.stack,
+                keys=f'{KEYS_OF_TWO}\nsite = "far"',
+                devices=1,
+                node_id=name,
+                device_bytes=32 << 20,
+            )
+        )
+    return found
+
+
+def test_a_version_crosses_the_line_to_a_site_once(pair: Pair, far_site: list[Daemon]) -> None:
+    readers = [daemon.client("reader") for daemon in far_site]
+    with between(pair.here, "") as (servicer, address), ThreadPoolExecutor(3) as pool:
+        for version, most in ((1, STATE_BYTES), (2, STATE_BYTES // 50)):
+            wanted, before = pair.publish(version), servicer.sent_bytes
+            found = pool.map(lambda one: pair.fetch(one, version, address=address), readers)  # noqa: B023
+            assert set(found) == {wanted}
+            assert 0 < servicer.sent_bytes - before <= most
+    assert {request.site for request in servicer.told} == {"far"}
+
+
+def test_neighbours_go_on_at_their_block_when_the_first_reader_of_a_site_dies(
+    pair: Pair, far_site: list[Daemon]
+) -> None:
+    readers = [daemon.client("reader") for daemon in far_site]
+    wanted = pair.publish(1)
+    with between(pair.here, "waits") as (servicer, address), ThreadPoolExecutor(3) as pool:
+        first = pool.submit(pair.fetch, readers[0], 1, address=address)
+        wait_until(lambda: servicer.told, what="the first reader asks")
+        rest = [pool.submit(pair.fetch, reader, 1, address=address) for reader in readers[1:]]
+        wait_until(lambda: len(servicer.told) == 3, what="its neighbours ask")
+        wait_until(
+            lambda: all(one.inventory().arrived_bytes >= BLOCK_BYTES for one in far_site),
+            what="they have a block",
+        )
+        far_site[0].process.kill()
+        servicer.may_go_on.set()
+        assert [one.result() for one in rest] == [wanted, wanted]
+        readers[0].process.kill()
+        with pytest.raises((PlexError, EOFError)):
+            first.result()
+    again = servicer.told[3:]
+    assert min(request.offset for request in again) >= BLOCK_BYTES
+    assert {request.without for request in again} == {far_site[0].ready["address"]}
+    assert servicer.sent_bytes <= 2 * STATE_BYTES - BLOCK_BYTES, "one of them got the rest"

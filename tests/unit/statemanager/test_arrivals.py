@@ -21,8 +21,9 @@ NBYTES = 4096
 def fake_far(*_: Any) -> SimpleNamespace:
     """Return a holder whose version is all sevens."""
 
-    def read_into(put: Put, _manifest: VersionManifest, **_how: Any) -> None:
+    def read_into(put: Put, _manifest: VersionManifest, **_how: Any) -> bool:
         put(0, memoryview(bytes([7]) * NBYTES))
+        return True
 
     return SimpleNamespace(
         holder=VersionHolder(state_manager="there"),

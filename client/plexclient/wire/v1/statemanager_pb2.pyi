@@ -270,7 +270,7 @@ class WriteShardsRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_common_pb2.Fence, _Mapping]] = ..., copies: _Optional[_Union[PublishedVersion, _Mapping]] = ..., directory: _Optional[str] = ..., root: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class ReadVersionRequest(_message.Message):
-    __slots__ = ("deployment_id", "version", "incarnation", "offset", "base", "bytes_per_s", "lows")
+    __slots__ = ("deployment_id", "version", "incarnation", "offset", "base", "bytes_per_s", "lows", "site", "reader", "without", "part")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,10 @@ class ReadVersionRequest(_message.Message):
     BASE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LOWS_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     incarnation: int
@@ -285,17 +289,23 @@ class ReadVersionRequest(_message.Message):
     base: VersionId
     bytes_per_s: int
     lows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ..., lows: _Optional[_Iterable[int]] = ...) -> None: ...
+    site: str
+    reader: str
+    without: str
+    part: str
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ..., lows: _Optional[_Iterable[int]] = ..., site: _Optional[str] = ..., reader: _Optional[str] = ..., without: _Optional[str] = ..., part: _Optional[str] = ...) -> None: ...
 
 class VersionChunk(_message.Message):
-    __slots__ = ("offset", "data", "width")
+    __slots__ = ("offset", "data", "width", "relay")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     offset: int
     data: bytes
     width: int
-    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., width: _Optional[int] = ...) -> None: ...
+    relay: str
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., width: _Optional[int] = ..., relay: _Optional[str] = ...) -> None: ...
 
 class DigestRequest(_message.Message):
     __slots__ = ("wpg_id", "fence", "copies")
