@@ -5,7 +5,8 @@
 
 A real service on CPUs. `small`: one optimizer step at a time, or pass with `--loss`, by the native
 client over gRPC, and by the front over HTTP (a request, then `retrieve_future`), alternately in
-blocks of ten, each on a deployment and a device of its own. `two`: two programs of the unmodified
+blocks of ten, each on a deployment and a device of its own. Two requests that do nothing, of the
+same server, are a third way: what HTTP itself costs. `two`: two programs of the unmodified
 SDK train all parameters of a model on one device, each step after a wait: one after the other, then
 both at once. The gain is the time of both runs alone over that of both together; losses are
 compared.
@@ -65,6 +66,7 @@ async def small_operations(
             ways = {
                 "native": native(actor, is_loss=is_loss),
                 "front": front(client, await made(client), is_loss=is_loss),
+                "nothing": nothing(client),
             }
             found = {name: Found(service) for name in ways}
             for at in range(0, count, BLOCK):
@@ -102,6 +104,16 @@ def front(client: Client, model_id: str, *, is_loss: bool) -> Callable[[], Await
             begun = await client.ask("optim_step", **asked, adam_params={})
         told = await client.wait_for(begun["request_id"])
         assert "metrics" in told, told
+
+    return run
+
+
+def nothing(client: Client) -> Callable[[], Awaitable[object]]:
+    """Return what makes as many requests as `front`, of which each does nothing."""
+
+    async def run() -> None:
+        for _ in range(2):
+            await client.ask("client/config")
 
     return run
 

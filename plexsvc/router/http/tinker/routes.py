@@ -32,7 +32,7 @@ from plexsvc.router.http.tinker.listing import Listing
 from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.http.tinker.sampling import Sampling
 from plexsvc.router.http.tinker.saving import Saving
-from plexsvc.router.http.tinker.sessions import Future, Runner, TinkerSessions
+from plexsvc.router.http.tinker.sessions import Future, Runner, TinkerSession, TinkerSessions
 from plexsvc.router.http.tinker.training import Training, text, whole
 
 ROOT: Final = "/api/v1"
@@ -261,7 +261,7 @@ class Front:
     async def _retrieve(self, request: web.Request) -> web.Response:
         asked, tenant = await read_json(request), request[TENANT]
         try:
-            future = await self._future(text(asked, "request_id"), tenant=tenant)
+            session, future = await self._future(text(asked, "request_id"), tenant=tenant)
             if not future.work.done():
                 with self._hold(tenant):
                     await asyncio.wait({future.work}, timeout=HOLD_S)
@@ -273,9 +273,8 @@ class Front:
             waits = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
             return web.json_response(waits, status=408)
         if future.work.cancelled():
-            session_id = future.request_id.partition(":")[0]
-            raise PlexError(ErrorCode.JOB_ENDED, f"session {session_id} has ended")
-        future.is_told = True
+            raise PlexError(ErrorCode.JOB_ENDED, f"session {session.session_id} has ended")
+        session.read.add(future)
         found = future.work.result()
         if isinstance(found, PlexError):
             category = "user" if found.code in USER else "server"
@@ -293,14 +292,14 @@ class Front:
                 await self._sampling.ended(asked, tenant=tenant, hold_s=HOLD_S)
             )
 
-    async def _future(self, request_id: str, *, tenant: TenantId) -> Future:
+    async def _future(self, request_id: str, *, tenant: TenantId) -> tuple[TinkerSession, Future]:
         session = await self._sessions.get(request_id, tenant=tenant)
         if request_id not in session.futures:
             raise PlexError(
                 ErrorCode.RESULT_GONE,
                 f"there is no future {request_id!r:.200}: its answer was read, or it never began",
             )
-        return session.futures[request_id]
+        return session, session.futures[request_id]
 
 
 def named(handle: Handle) -> Handle:

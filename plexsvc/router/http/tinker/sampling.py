@@ -151,7 +151,7 @@ class Sampling:
         _sampler(session, sampler_id)
         for request_id in asked.get("retrieved_request_ids") or ():
             if request_id in session.futures:
-                session.futures[request_id].is_told = True
+                session.read.add(session.futures[request_id])
         found = ended_of(session, sampler_id, clone, now_us=self._sessions.clock.wall_us())
         cursor = whole(asked, "prev_cursor", default=0, most=2**62)
         wait_s = _real(asked, "timeout", default=hold_s, high=3600)

@@ -70,9 +70,6 @@ class Future:
     facts: dict[str, Any]
     body: bytes
     task: asyncio.Task[FutureResult | PlexError] | None = None
-    is_told: bool = False
-    is_old: bool = False
-    """Told before the last heartbeat."""
     nbytes: int = 0
     """Of its record and its answer; the body leaves memory once that is there."""
 
@@ -113,6 +110,10 @@ class TinkerSession:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     samplers: dict[str, dict[str, Any]] = field(default_factory=dict)
     futures: dict[str, Future] = field(default_factory=dict)
+    read: set[Future] = field(default_factory=set)
+    """Futures whose answers were read since the last heartbeat."""
+    old: set[Future] = field(default_factory=set)
+    """Those whose answers were read before it."""
     lanes: dict[str, OperationLane] = field(default_factory=dict)
     engines: dict[str, Any] = field(default_factory=dict)
     """Its rollout deployments, by base model."""
@@ -227,7 +228,7 @@ class TinkerSessions:
         Raises:
             PlexError: `job_ended`.
         """
-        old = [one for one in session.futures.values() if one.is_old]
+        old = list(session.old)  # a heartbeat costs the same beside thousands that wait
         for one in old:
             if "seq" in one.facts:
                 lane = self.lane(session, one.facts["deployment_id"])
@@ -242,8 +243,7 @@ class TinkerSessions:
             )
         for one in old:
             self._remove(session, one)
-        for one in session.futures.values():
-            one.is_old = one.is_told
+        session.old, session.read = session.read, set()
         if old:
             gone = [f"future/{one.request_id}" for one in old]
             await self.keep(session, {}, gone=gone)
@@ -348,6 +348,8 @@ class TinkerSessions:
             self._unread[session.tenant] += nbytes
 
     def _remove(self, session: TinkerSession, future: Future) -> None:
+        session.read.discard(future)
+        session.old.discard(future)
         if session.futures.pop(future.request_id, None) is not None:
             self._unread[session.tenant] -= future.nbytes
         ended = session.ended.get((future.facts.get("sampler_id", ""), future.clone))
