@@ -159,9 +159,9 @@ def _check_deployable(
     limit = scheduler.config.max_deployments_per_job
     has = len(job.deployment_ids)
     if has + len(asked) > limit:
-        raise queue_full(
+        raise bad_request(
             f"job {job.job_id!r} has {has} deployments and asks for {len(asked)} more; it may have "
-            f"{limit}",
+            f"{limit}: start another job",
             limit=limit,
         )
     for one in asked:

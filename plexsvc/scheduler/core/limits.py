@@ -15,8 +15,8 @@ class Limits:
     max_jobs: int = 4096
     """Jobs that may be open at once; the next is refused with `queue_full`. A tenant has as many
     of them at most as are left free."""
-    max_deployments_per_job: Fixed[int] = 16
-    """Deployments of one job; the next is refused with `queue_full`."""
+    max_deployments_per_job: Fixed[int] = 64
+    """Deployments of one job, which end with it; the next is refused with `bad_request`."""
     max_pending_per_wpg: Fixed[int] = 64
     """Operations a deployment may have waiting; the next is refused with `queue_full`."""
     max_gap: Fixed[int] = 64

@@ -54,7 +54,9 @@ def read(lora: Any) -> Adapter:
     """
     rank = lora.get("rank") if isinstance(lora, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank < 2**16:
-        raise bad_request(f"lora_config.rank={rank!r}: give 1 or more", field="lora_config")
+        raise bad_request(
+            f"lora_config.rank={rank!r:.80}: give 0 to {2**16 - 1}", field="lora_config"
+        )
     found = Adapter(
         rank=rank,
         train_attn=lora.get("train_attn") is not False,

@@ -17,7 +17,7 @@ from plexsvc.ids import TenantId
 from plexsvc.router.http.server import TENANT, read_json
 from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.names import SCHEME, Names, Saved, iso
-from plexsvc.router.http.tinker.sessions import TinkerSession, TinkerSessions
+from plexsvc.router.http.tinker.sessions import TinkerSessions
 from plexsvc.router.http.tinker.training import text
 
 MAX_LISTED: Final = 1000
@@ -102,9 +102,14 @@ class Listing:
     async def _runs(self, tenant: TenantId) -> list[dict[str, Any]]:
         sessions = await self._sessions.all(tenant)
         runs = {
-            model_id: _run(model_id, model["base_model"], session=session, tenant=tenant)
+            model_id: _run(
+                model_id,
+                model["base_model"],
+                at_us=model.get("asked_us", session.facts["created_us"]),
+                tenant=tenant,
+            )
             | {"user_metadata": model.get("user_metadata")}
-            | adapters.told(model.get("lora"))
+            | _layers(model.get("lora"))
             for session in sessions
             for model_id, model in session.models.items()
         }
@@ -112,7 +117,7 @@ class Listing:
             run = runs.setdefault(
                 one.model_id,
                 _run(one.model_id, one.base_model, at_us=one.at_us, tenant=tenant)
-                | adapters.told(one.lora),
+                | _layers(one.lora),
             )
             if one.kind in _LAST:
                 run[_LAST[one.kind]] = one.told()
@@ -130,15 +135,20 @@ def _run(
     base_model: str,
     *,
     tenant: TenantId,
-    session: TinkerSession | None = None,
-    at_us: int = 0,
+    at_us: int,
 ) -> dict[str, Any]:
     return {
         "training_run_id": model_id,
         "base_model": base_model,
         "model_owner": tenant,
-        "last_request_time": iso(session.facts["created_us"] if session is not None else at_us),
+        "last_request_time": iso(at_us),
     }
+
+
+def _layers(lora: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a run tells of its adapters; one without has no rank."""
+    found = adapters.told(lora)
+    return found if lora is not None else found | {"lora_rank": None}
 
 
 def _page(request: web.Request, found: Sequence[Any]) -> tuple[list[Any], dict[str, int]]:

@@ -23,7 +23,7 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
-from plexsvc.router.config import RouterConfig
+from plexsvc.router.config import RouterConfig, TinkerModel
 from plexsvc.router.http.server import TENANT, error_of, off_loop, read_body, read_json
 from plexsvc.router.http.tinker import archives, wire
 from plexsvc.router.http.tinker.archives import Archives
@@ -182,8 +182,7 @@ class Front:
         return web.json_response({})
 
     async def _capabilities(self, _: web.Request) -> web.Response:
-        names = [*self._config.tinker, *sorted(_models(self._config.model_roots))]
-        models = [{"model_name": name, "trainable": True, "sampleable": True} for name in names]
+        models = await asyncio.to_thread(_models, self._config)
         return web.json_response({"supported_models": models})
 
     async def _create_session(self, request: web.Request) -> web.Response:
@@ -344,11 +343,31 @@ def _begun(future: Future) -> web.Response:
     return web.json_response({name: value for name, value in told.items() if value is not None})
 
 
-def _models(roots: tuple[Path, ...]) -> set[str]:
-    """Return the model directories below roots, by the names that requests have for them."""
-    return {
-        str(config.parent.relative_to(root))
-        for root in roots
+def _models(config: RouterConfig) -> list[dict[str, Any]]:
+    """Return the base models: configured ones, and directories below the roots of models."""
+    found = {
+        str(file.parent.relative_to(root)): TinkerModel(model=str(file.parent))
+        for root in config.model_roots
         for pattern in ("*/config.json", "*/*/config.json")
-        for config in root.glob(pattern)
+        for file in root.glob(pattern)
     }
+    return [
+        {
+            "model_name": name,
+            "trainable": True,
+            "sampleable": True,
+            "max_context_length": model.max_model_len or _positions(model.model, config),
+        }
+        for name, model in {**dict(sorted(found.items())), **config.tinker}.items()
+    ]
+
+
+def _positions(model: str, config: RouterConfig) -> int | None:
+    """Return how many tokens a model was made for, if its directory says so."""
+    for root in (*config.model_roots, Path("/")):
+        try:
+            text_ = (root / model / "config.json").read_text()
+            return int(json.loads(text_)["max_position_embeddings"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None

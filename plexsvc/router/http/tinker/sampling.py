@@ -43,7 +43,11 @@ MAX_SAMPLERS: Final = 16_384
 MASK_LOGPROB: Final = -99999.0
 """What the SDK reads as no token."""
 _FIELDS: Final = frozenset({"max_tokens", "seed", "stop", "temperature", "top_k", "top_p"})
-_UNOFFERED: Final[Mapping[str, Any]] = {"target_prompt_logprobs": None, "prompt_alt_tokens_k": 0}
+_UNOFFERED: Final[Mapping[str, Any]] = {
+    "target_prompt_logprobs": None,
+    "prompt_alt_tokens_k": 0,
+    "record_stability_info": False,
+}
 """Fields of a sample that are refused, unless they ask for nothing."""
 
 Asked = Mapping[str, Any]
@@ -244,7 +248,7 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
     top_prompt = whole(asked, "topk_prompt_logprobs", default=0, most=MAX_TOP)
     sampling = ops.SamplingParams(
         n=whole(asked, "num_samples", default=1, least=1, most=1024),
-        max_tokens=whole(given, "max_tokens", default=0),
+        max_tokens=0 if given.get("max_tokens") is None else whole(given, "max_tokens", least=1),
         temperature=_real(given, "temperature", default=1.0, high=1e6),
         top_p=_real(given, "top_p", default=1.0, high=1.0),
         top_k=max(0, whole(given, "top_k", default=-1, least=-1)),
@@ -266,6 +270,8 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
         tokens += chunk["tokens"]
     if not tokens or not all(_is_whole(one) and 0 <= one < 2**31 for one in tokens):
         raise bad_request("prompt has no tokens, or some that are no token ids", field="prompt")
+    if asked.get("prompt_logprobs_last_n") is not None:
+        whole(asked, "prompt_logprobs_last_n", least=1, most=len(tokens) - 1)
     prompt = ops.Prompt(token_ids=tokens)
     generate = ops.Generate(prompts=[prompt], sampling=sampling)
     operation = ops.Operation(generate=generate)
@@ -335,13 +341,13 @@ def _add_prompt(
     response: pb.SampleResponse, delta: ops.SampleDelta, asked: Asked, *, tokens: int
 ) -> None:
     """Add what is told of the prompt's tokens, of which the first has no logprob."""
-    first = tokens - whole(asked, "prompt_logprobs_last_n", default=tokens)
+    first = tokens - whole(asked, "prompt_logprobs_last_n", default=tokens - 1)
     if asked.get("prompt_logprobs"):
         values = np.array([math.nan, *delta.prompt_logprobs], "<f4")
-        values[: max(0, first)] = math.nan
+        values[:first] = math.nan
         response.prompt_logprobs = values.tobytes()
     if top := whole(asked, "topk_prompt_logprobs", default=0):
-        likely = [ops.LikelyTokens(), *delta.prompt_likely]
+        likely = [ops.LikelyTokens()] * first + list(delta.prompt_likely)[first - 1 :]
         response.topk_prompt_logprobs.CopyFrom(_top(likely, top=top))
 
 

@@ -114,7 +114,7 @@ class Saving:
                 raise bad_request("age_encryption_recipients: encrypted exports are not offered")
             check_facts(asked.get("user_metadata"), "user_metadata")
             number, seq = model["deployment_id"].rpartition("-")[2], future.facts["seq"]
-            name = asked.get("path") or f"{seq:06d}"
+            name = f"{seq:06d}" if asked.get("path") is None else asked["path"]
             saved = Saved(
                 model_id=model["model_id"],
                 kind=kind,
@@ -150,8 +150,19 @@ class Saving:
 
     async def _loaded(self, session: TinkerSession, future: Future) -> FutureResult:
         asked, model_id = json.loads(future.body), future.facts["model_id"]
-        found = self._loadable(asked, tenant=session.tenant)
-        saved = await self._training.checked(session, future, found)
+        is_lora = session.model(model_id).get("lora") is not None
+
+        async def found() -> Saved:
+            saved = await self._loadable(asked, tenant=session.tenant)
+            if is_lora != (saved.lora is not None):
+                kinds = ("a whole model", "adapters")
+                raise bad_request(
+                    f"{saved.tinker_path} holds {kinds[not is_lora]}, and {model_id} trains "
+                    f"{kinds[is_lora]}; create a training client from it"
+                )
+            return saved
+
+        saved = await self._training.checked(session, future, found())
         load = ops.Load(path=saved.path, optimizer=bool(asked.get("optimizer")))
         await self._training.run(session, future, ops.Operation(load=load))
         told = {"type": "load_weights", "path": saved.tinker_path, "model_id": model_id}

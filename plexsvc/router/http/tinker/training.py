@@ -150,6 +150,7 @@ class Training:
         """
         session = await self._sessions.get(model_id, tenant=tenant)
         model = session.model(model_id)
+        model["asked_us"] = self._sessions.clock.wall_us()
         if not 0 < seq < 2**31:
             raise bad_request(f"seq_id is {seq}; it counts from 1", field="seq_id")
         facts = {

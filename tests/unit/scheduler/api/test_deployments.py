@@ -150,7 +150,7 @@ async def test_a_refused_set_leaves_no_records_and_no_events(tmp_path: Path) -> 
         before = rig.driver.registry.deployments.copy()
         with pytest.raises(PlexError) as refusal:
             await create(rig, set_of("a", actor=ACTOR, rollout=ROLLOUT, judge=ROLLOUT))
-        assert refusal.value.code is ErrorCode.QUEUE_FULL
+        assert refusal.value.code is ErrorCode.BAD_REQUEST
         assert rig.driver.registry.deployments == before
         assert not rig.driver.cluster.deployments
         made = await create(rig, set_of("a", actor=ACTOR, rollout=ROLLOUT))
