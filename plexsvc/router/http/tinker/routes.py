@@ -270,6 +270,7 @@ class Front:
             return web.json_response(error_of(error), status=429)  # the SDK pauses, then asks again
         if not future.work.done():
             waits = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
+            waits |= await self._training.waits(session, future)
             return web.json_response(waits, status=408)
         if future.work.cancelled():
             raise PlexError(ErrorCode.JOB_ENDED, f"session {session.session_id} has ended")

@@ -304,6 +304,25 @@ class TinkerSessions:
             raise
         return future
 
+    async def deployment(self, session: TinkerSession, deployment_id: str) -> pb.Deployment | None:
+        """Return what is known of a deployment, if it was created."""
+        request = pb.GetDeploymentRequest(
+            deployment_id=deployment_id, job_id=session.session_id, tenant=session.tenant
+        )
+        try:
+            return await self._scheduler.call("GetDeployment", request, pb.Deployment)
+        except PlexError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            return None
+
+    async def explain(self, session: TinkerSession) -> str:
+        """Return what a session waits for, as its job."""
+        request = pb.ExplainRequest(job_id=session.session_id)
+        reply = await self._control("ExplainOperation", request, tenant=session.tenant)
+        assert isinstance(reply, pb.ExplainReply), reply
+        return reply.text
+
     def cancel(self) -> None:
         """End what runs here; it goes on where its session is loaded next."""
         for session in self._sessions.values():
@@ -408,16 +427,8 @@ class TinkerSessions:
             ]
             upto = min(open_seqs, default=0) - 1
             if not open_seqs:
-                request = pb.GetDeploymentRequest(
-                    deployment_id=deployment_id,
-                    job_id=session.session_id,
-                    tenant=session.tenant,
-                )
-                try:
-                    found = await self._scheduler.call("GetDeployment", request, pb.Deployment)
-                except PlexError as error:
-                    if error.code is not ErrorCode.NOT_FOUND:
-                        raise
+                found = await self.deployment(session, deployment_id)
+                if found is None:
                     continue  # it could not be created
                 upto = found.next_seq - 1
             self.lane(session, deployment_id).answered.upto = max(0, upto)

@@ -140,6 +140,16 @@ class Training:
                 session.models.pop(model_id, None)
             raise
 
+    async def waits(self, session: TinkerSession, future: Future) -> dict[str, str]:
+        """Return what a client is told of a model that has no devices yet, and why."""
+        if future.kind != "create_model":
+            return {}
+        found = await self._sessions.deployment(session, future.facts["deployment_id"])
+        if found is None or found.blocks:
+            return {}
+        reason = await self._sessions.explain(session)
+        return {"queue_state": "paused_capacity", "queue_state_reason": reason}
+
     async def submit(
         self, kind: str, model_id: str, seq: int, body: bytes, *, tenant: TenantId
     ) -> Future:

@@ -157,6 +157,22 @@ async def test_a_future_that_is_waited_for_in_vain_says_408(
     assert (await rig.ask("retrieve_future", {"request_id": begun["request_id"]}))[0] == 200
 
 
+async def test_who_waits_for_a_model_without_devices_is_told_why(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "HOLD_S", 0.05)
+    _, opened = await rig.ask("create_session", {"tags": [], "sdk_version": "1"})
+    rig.may_run.clear()
+    _, begun = await rig.ask("create_model", CREATE | {"session_id": opened["session_id"]})
+    asked = "retrieve_future", {"request_id": begun["request_id"]}
+    status, told = await rig.ask(*asked)
+    found = told["queue_state"], told["queue_state_reason"]
+    assert (status, found) == (408, ("paused_capacity", "it waits for nothing"))
+    (deployment,) = rig.scheduler.deployments.values()
+    deployment.blocks.add()
+    assert (await rig.ask(*asked))[1]["queue_state"] == "active"
+
+
 async def test_a_router_that_follows_has_what_was_acknowledged() -> None:
     first = Rig(FakeScheduler())
     first.may_run.set()
