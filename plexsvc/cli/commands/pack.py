@@ -96,7 +96,6 @@ def _shape(path: Path) -> service_pb2.JobShape:
             for s in profile.segments
         ],
         mode=profile.mode,
-        sync_at=profile.sync_at,
         jitter_ppm=profile.jitter_ppm,
         max_slowdown_ppm=demand.max_slowdown_ppm,
         state_bytes=demand.state_bytes,

@@ -18,7 +18,7 @@ from plexsvc.ids import (
 )
 from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.planning.profile import Mode, SyncAt
+from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
@@ -207,9 +207,6 @@ class Pattern:
             return self.last_end_us + self.gap_us
         if self.interval_us and self.cycles.is_last_of_cycle:
             return self.arrived_us + self.interval_us  # rollout went on while training waited
-        if self.gap_us and profile.sync_at is SyncAt.BOUNDARY:
-            offset_us = self.cycles.next_offset_us() or 0  # the same: it comes when rollouts end
-            return max(self.last_end_us, self.arrived_us + offset_us)
         return self.last_end_us + self.gap_us
 
 

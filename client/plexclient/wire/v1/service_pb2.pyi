@@ -1059,13 +1059,12 @@ class PackWaiting(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., job_id: _Optional[str] = ..., job_name: _Optional[str] = ..., tenant: _Optional[str] = ..., since_us: _Optional[int] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ..., short_of: _Optional[str] = ...) -> None: ...
 
 class JobShape(_message.Message):
-    __slots__ = ("job_id", "num_devices", "period_us", "segments", "mode", "sync_at", "jitter_ppm", "max_slowdown_ppm", "state_bytes", "rollout_devices", "priority", "expected_us")
+    __slots__ = ("job_id", "num_devices", "period_us", "segments", "mode", "jitter_ppm", "max_slowdown_ppm", "state_bytes", "rollout_devices", "priority", "expected_us")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_DEVICES_FIELD_NUMBER: _ClassVar[int]
     PERIOD_US_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
-    SYNC_AT_FIELD_NUMBER: _ClassVar[int]
     JITTER_PPM_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOWDOWN_PPM_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1077,14 +1076,13 @@ class JobShape(_message.Message):
     period_us: int
     segments: _containers.RepeatedCompositeFieldContainer[CycleSegment]
     mode: str
-    sync_at: str
     jitter_ppm: int
     max_slowdown_ppm: int
     state_bytes: int
     rollout_devices: int
     priority: int
     expected_us: int
-    def __init__(self, job_id: _Optional[str] = ..., num_devices: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., mode: _Optional[str] = ..., sync_at: _Optional[str] = ..., jitter_ppm: _Optional[int] = ..., max_slowdown_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., rollout_devices: _Optional[int] = ..., priority: _Optional[int] = ..., expected_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., num_devices: _Optional[int] = ..., period_us: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[CycleSegment, _Mapping]]] = ..., mode: _Optional[str] = ..., jitter_ppm: _Optional[int] = ..., max_slowdown_ppm: _Optional[int] = ..., state_bytes: _Optional[int] = ..., rollout_devices: _Optional[int] = ..., priority: _Optional[int] = ..., expected_us: _Optional[int] = ...) -> None: ...
 
 class WhatIfRequest(_message.Message):
     __slots__ = ("tenant", "is_operator", "job", "kind")

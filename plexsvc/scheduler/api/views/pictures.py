@@ -6,7 +6,7 @@ A resident of the planner's board is a training deployment; a node of the board 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc.errors import ErrorCode, PlexError, bad_request
@@ -27,7 +27,6 @@ from plexsvc.scheduler.core.planning.profile import (
     Mode,
     Profile,
     Segment,
-    SyncAt,
 )
 from plexsvc.scheduler.core.planning.ring import ROUNDS, SETTLED
 from plexsvc.scheduler.live import LiveScheduler
@@ -42,8 +41,6 @@ MAX_SPANS: Final = 1024
 """Windows of one resident that a picture has: of a short cycle beside a long one, the first."""
 
 GIB: Final = 1 << 30
-
-_Choice = TypeVar("_Choice", Mode, SyncAt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +216,7 @@ def _demand(
             Segment(phase=s.phase, offset_us=s.offset_us, duration_us=s.duration_us)
             for s in job.segments
         ),
-        mode=_choice(Mode, job.mode or Mode.SYNC, field="mode"),
-        sync_at=_choice(SyncAt, job.sync_at or SyncAt.UPDATE, field="sync_at"),
+        mode=_mode(job.mode or Mode.SYNC),
         switch_us=job.state_bytes * limits.prior_switch_us_per_gib // GIB,
         jitter_ppm=job.jitter_ppm,
     )
@@ -238,12 +234,12 @@ def _demand(
     )
 
 
-def _choice(kind: type[_Choice], name: str, *, field: str) -> _Choice:
+def _mode(name: str) -> Mode:
     try:
-        return kind(name)
+        return Mode(name)
     except ValueError as error:
-        known = ", ".join(kind)
-        raise bad_request(f"{field} is {name!r}; wanted one of {known}") from error
+        known = ", ".join(Mode)
+        raise bad_request(f"mode is {name!r}; wanted one of {known}") from error
 
 
 def _answer(look: _Look, planner: Planner, found: newcomer.WhatIf) -> service_pb2.WhatIfReply:

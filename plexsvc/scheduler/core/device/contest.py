@@ -16,7 +16,7 @@ from plexsvc.ids import ResidentId, WpgId
 from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile
 from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
@@ -123,8 +123,7 @@ def is_clear(expected: Sequence[tuple[int, WpgId, Profile]], *, rules: Rules) ->
     job with slack, which has little to gain, by `rules.slack_confidence_ppm`.
     """
     first_us, _, profile = expected[0]
-    has_slack = profile.slack_us > 0 and profile.sync_at is SyncAt.UPDATE
-    needed_ppm = rules.slack_confidence_ppm if has_slack else rules.confidence_ppm
+    needed_ppm = rules.slack_confidence_ppm if profile.slack_us > 0 else rules.confidence_ppm
     for at_us, _, other in expected[1:]:
         both_us = isqrt(profile.spread_us**2 + other.spread_us**2)
         if (at_us - first_us) * PPM // max(1, both_us) < needed_ppm:

@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
 
 class SyncAt(StrEnum):
-    """When an asynchronous job publishes its weights."""
+    """When an asynchronous job of a trace publishes its weights; what is measured does not tell."""
 
     UPDATE = "update"
     """Right after the update, beside the running rollout."""
@@ -226,7 +226,7 @@ class Load:
             switch_us=profile.switch_us,
             slack_us=profile.slack_us // max(1, profile.num_bursts),
             bound_ppm=demand.max_slowdown_ppm,
-            entries=_critical_entries(profile),
+            entries=0 if profile.mode is Mode.ASYNC1 else profile.num_bursts,
             duty_ppm=profile.duty_ppm,
             # An arrival meets an operation of length d in d / period of all cases, and waits d / 2.
             rest_us=squares // (2 * profile.period_us),
@@ -254,13 +254,6 @@ class Lodger:
 def is_sharp(profile: Profile) -> bool:
     """Return whether a job's bursts come when expected. A jitter of zero was never measured."""
     return profile.mode is Mode.SYNC and 0 < profile.jitter_ppm <= SHARP_PPM
-
-
-def _critical_entries(job: Profile) -> int:
-    """Return how many times a cycle the job enters the queue with no slack."""
-    if job.mode is Mode.ASYNC1:
-        return 1 if job.sync_at is SyncAt.BOUNDARY else 0
-    return job.num_bursts
 
 
 def _bursts(profile: Profile) -> tuple[tuple[int, int], ...]:

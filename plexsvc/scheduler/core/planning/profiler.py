@@ -14,7 +14,7 @@ from typing import Final
 
 from plexsvc.ids import TenantId
 from plexsvc.newest import Newest
-from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment, SyncAt
+from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment
 
 _WEIGHT: Final = 8
 """A new cycle weighs one over this, or over the number of those measured while they are fewer.
@@ -25,9 +25,6 @@ not: rollouts vary.
 
 _PATIENCE: Final = 2
 """Odd cycles in a row that make a changed one; against a record of another run, one does."""
-
-_SYNC_PATIENCE: Final = 4
-"""Cycles in a row that publish at another time than before; a late one may look like one."""
 
 _MAX_SEGMENTS: Final = 512
 """A cycle of more is cut there: whatever it is, it is not a cycle."""
@@ -85,12 +82,6 @@ class CycleProfiler:
         self._is_on_record = known is not None
         self._num_alike = 1
         self._mode = known.mode if known else Mode.SYNC
-        self._sync_at = known.sync_at if known else SyncAt.UPDATE
-        self._is_between = False
-        """Whether an operation of this cycle ran while the job did not generate."""
-        self._sees_rollouts = False
-        self._num_otherwise = 0
-        """Cycles in a row that publish when the profile does not say."""
         self._open: list[Segment] = []
         self._began_us = 0
         self._last_run_us = 0
@@ -114,21 +105,17 @@ class CycleProfiler:
             starts_cycle: whether it is known to begin a cycle; None: a cycle begins where its first
                 phase comes again.
             is_beside_rollout: whether the job generates meanwhile; what is so for the first
-                operation of a cycle says its mode. If later ones of a job one step behind run
-                between two rollouts, it publishes at the boundary. None: both stay.
+                operation of a cycle says its mode. None: that stays.
         """
         assert start_us <= end_us, (phase, start_us, end_us)
         news = News.NOTHING
         if self._open and self._is_boundary(phase, start_us, starts_cycle=starts_cycle):
-            news = self._resync(self._close(start_us))
+            news = self._close(start_us)
         self.is_first_of_cycle = not self._open
         if not self._open:
             self._began_us = start_us
             if is_beside_rollout is not None:
                 self._mode = Mode.ASYNC1 if is_beside_rollout else Mode.SYNC
-        if is_beside_rollout is not None:
-            self._is_between = self._is_between or not is_beside_rollout
-            self._sees_rollouts = True
         if self._open and self._open[-1].phase == phase and self._is_joined(start_us):
             first = self._open[-1]
             length_us = end_us - self._began_us - first.offset_us
@@ -169,13 +156,6 @@ class CycleProfiler:
     def last_phase(self) -> str | None:
         """What the last operation of the open cycle did."""
         return self._open[-1].phase if self._open else None
-
-    def next_offset_us(self) -> int | None:
-        """Return when in its cycle the next segment begins, run alone; None if unknown."""
-        known, at = self.profile, len(self._open)
-        if known is None or not self._open:
-            return None
-        return known.segments[at].offset_us if at < len(known.segments) else known.period_us
 
     @property
     def is_last_of_cycle(self) -> bool:
@@ -247,21 +227,6 @@ class CycleProfiler:
         self._take(period_us, segments)
         return News.CHANGED
 
-    def _resync(self, news: News) -> News:
-        """Take in when the job publishes, once enough cycles in a row say so."""
-        is_at_boundary = self._is_between and self._mode is Mode.ASYNC1
-        sync_at = SyncAt.BOUNDARY if is_at_boundary else SyncAt.UPDATE
-        self._is_between = False
-        if self.profile is None or not self._sees_rollouts or self.profile.sync_at is sync_at:
-            self._num_otherwise = 0
-            return news
-        self._num_otherwise += 1
-        if self._num_otherwise < _SYNC_PATIENCE:
-            return news
-        self._num_otherwise, self._sync_at = 0, sync_at
-        self.profile = replace(self.profile, sync_at=sync_at)
-        return News.CHANGED if news is News.NOTHING else news
-
     def _take_in(self, known: Profile, period_us: int, segments: tuple[Segment, ...]) -> None:
         """Average a cycle of the known shape in."""
         weight = min(_WEIGHT, self._num_alike + 1)
@@ -274,7 +239,6 @@ class CycleProfiler:
             period_us=max(_toward(known.period_us, period_us, weight), segments[-1].end_us),
             segments=segments,
             mode=self._mode,
-            sync_at=known.sync_at,
             switch_us=known.switch_us,
             jitter_ppm=_toward(known.jitter_ppm, deviation_ppm, _WEIGHT),
         )
@@ -285,7 +249,6 @@ class CycleProfiler:
             period_us=period_us,
             segments=segments,
             mode=self._mode,
-            sync_at=self._sync_at,
             switch_us=self.profile.switch_us if self.profile else 0,
             jitter_ppm=self.profile.jitter_ppm if self.profile else 0,
         )

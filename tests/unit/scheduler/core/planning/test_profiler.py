@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.ids import TenantId
-from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment, SyncAt
+from plexsvc.scheduler.core.planning.profile import Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import (
     CycleProfiler,
     KeptProfile,
@@ -258,42 +258,6 @@ def test_a_burst_that_begins_with_what_was_left_to_publish_goes_on_in_the_next_c
     profiler.observe("step", start_us=10, end_us=20)
     assert profiler.burst_us(max_gap_us=1) == 30
     assert profiler.burst_us(max_gap_us=70) == 30, "no longer than a cycle"
-
-
-def test_training_between_two_rollouts_of_a_job_one_step_behind_is_at_the_boundary() -> None:
-    profiler, found = CycleProfiler(), []
-    for cycle, is_between in enumerate([True] * 6 + [False, True] + [False] * 5):
-        at = 100 * cycle
-        news = profiler.observe("fwd", start_us=at, end_us=at + 10, is_beside_rollout=True)
-        profiler.observe("step", start_us=at + 80, end_us=at + 90, is_beside_rollout=not is_between)
-        if news is News.CHANGED:
-            assert profiler.profile is not None
-            found.append((cycle, profiler.profile.sync_at))
-    assert found == [(4, SyncAt.BOUNDARY), (12, SyncAt.UPDATE)]
-
-
-def test_what_comes_next_has_its_time_in_the_cycle_however_late_the_last_operation_was() -> None:
-    segments = (
-        Segment(phase="update", offset_us=0, duration_us=40),
-        Segment(phase="sync", offset_us=90, duration_us=10),
-    )
-    known = Profile(period_us=100, segments=segments, sync_at=SyncAt.BOUNDARY)
-    cycles = CycleProfiler(known=known)
-    assert cycles.next_offset_us() is None
-    cycles.observe("update", start_us=30, end_us=70, starts_cycle=True)
-    assert cycles.next_offset_us() == 90
-    cycles.observe("sync", start_us=120, end_us=130, starts_cycle=False)
-    assert cycles.next_offset_us() == 100
-
-
-def test_a_synchronous_job_publishes_at_no_boundary() -> None:
-    profiler = CycleProfiler()
-    for cycle in range(4):
-        at = 100 * cycle
-        profiler.observe("fwd", start_us=at, end_us=at + 10, is_beside_rollout=False)
-        profiler.observe("step", start_us=at + 10, end_us=at + 20, is_beside_rollout=False)
-    assert profiler.profile is not None
-    assert (profiler.profile.mode, profiler.profile.sync_at) == (Mode.SYNC, SyncAt.UPDATE)
 
 
 def test_training_beside_rollout_is_one_step_behind() -> None:
