@@ -2,10 +2,10 @@
 
 Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
 vault; ranks and callers find it at the same addresses and go on. One that hangs shows no progress
-(`Vault.beats`) and is killed. Silence is counted in looks, so that an agent that was itself stopped
-does not take its own absence for it. Three start with nothing, and `on_lost` ends the ranks first:
-a state manager that cannot adopt, the last one that may be started, and any on a node with memory
-that does not outlive its owner (CUDA).
+(`Vault.beats`; while it starts, its processor time) and is killed. Silence is counted in looks, so
+that an agent that was itself stopped does not take its own absence for it. Three start with
+nothing, and `on_lost` ends the ranks first: a state manager that cannot adopt, the last one that
+may be started, and any on a node with memory that does not outlive its owner (CUDA).
 """
 
 from __future__ import annotations
@@ -153,14 +153,18 @@ class Sidecar:
         await self._kill()
 
     async def _until_gone_or_silent(self, process: asyncio.subprocess.Process) -> None:
-        looks = max(1, self._config.state_manager_silence_us // LOOK_US)
         heard, silent = self._vault.beats, 0
-        while process.returncode is None and silent < looks:
+        while process.returncode is None and silent < self._looks:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_US / 1e6):
                     await process.wait()
             silent = silent + 1 if self._vault.beats == heard else 0
             heard = self._vault.beats
+
+    @property
+    def _looks(self) -> int:
+        """How often in a row one is found silent that hangs."""
+        return max(1, self._config.state_manager_silence_us // LOOK_US)
 
     async def _replace(self, *, is_last: bool) -> None:
         if (
@@ -195,12 +199,25 @@ class Sidecar:
     def _is_serving(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def _announcement(self, process: asyncio.subprocess.Process) -> SidecarAddress:
+    async def _first_line(self, process: asyncio.subprocess.Process) -> bytes:
+        """Return what it says first; nothing if it hangs, and it is killed."""
         assert process.stdout is not None
+        worked, silent = 0, 0
+        while silent < self._looks:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_US / 1e6):
+                    return await process.stdout.readline()
+            before, worked = worked, _worked_ticks(process.pid)
+            silent = silent + 1 if worked == before else 0
+        log.warning("state manager hangs while it starts: it is killed", pid=process.pid)
+        await self._kill()
+        return b""
+
+    async def _announcement(self, process: asyncio.subprocess.Process) -> SidecarAddress:
         line = b""
         try:
             async with asyncio.timeout(self._config.start_timeout_us / 1e6):
-                line = await process.stdout.readline()
+                line = await self._first_line(process)
             return SidecarAddress(**json.loads(line))
         except (TimeoutError, ValueError, TypeError) as error:
             if not isinstance(error, TimeoutError):
@@ -234,6 +251,15 @@ class Sidecar:
         path = self._config.runtime_dir / "statemanager.toml"
         path.write_text(toml.dumps(same | own))
         return path
+
+
+def _worked_ticks(pid: int) -> int:
+    """Return for how long a process has had a processor; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])  # `utime` and `stime`; these begin with the third
 
 
 def _reserve_port(host: str) -> socket.socket:

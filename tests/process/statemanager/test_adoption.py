@@ -119,6 +119,23 @@ def test_a_state_manager_that_hangs_is_replaced_and_the_state_stays(tmp_path: Pa
         assert a("hash", name="params") == expected
 
 
+def test_a_successor_that_hangs_while_it_starts_is_replaced_and_the_state_stays(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        kept = KeptDaemon(tmp_path, stack, state_manager_silence_us=2_000_000)
+        a, first = rank(kept, "a"), kept.pid
+        expected, digests = a("hash", name="params"), kept.digests("a")
+        kept.kill(wait=False)
+        wait_until(lambda: kept.pid != first, what="a successor starts")
+        os.kill(kept.pid, signal.SIGSTOP)
+        assert kept.move("a", "HOST").error.code == ""
+        assert (kept.sidecar.restarts, kept.lost) == (2, 0)
+        assert kept.digests("a") == digests
+        assert kept.move("a", "DEVICE").error.code == ""
+        assert a("hash", name="params") == expected
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("step", ["export", "park", "restored"])
 def test_a_kill_inside_a_move_leaves_the_state_whole(
