@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc import paths
 from plexsvc.clock import Clock
 from plexsvc.errors import bad_request, not_found
@@ -95,6 +96,15 @@ class Names:
         self.clock = clock
         self.secret = secret
         """What links to their files are signed with."""
+
+    async def check_model(self, directory: str, *, tenant: TenantId) -> None:
+        """Refuse a base model that a tenant has no directory of.
+
+        Raises:
+            PlexError: `unknown_model`; `unavailable` when its file system does not answer.
+        """
+        spec = pb.DeploymentSpec(model=directory)
+        await self._looks.look(tenant, partial(self._roots.place_model, spec, tenant=tenant))
 
     def new(self, saved: Saved, ttl_seconds: Any) -> Saved:
         """Return it as of now, with its time to live.

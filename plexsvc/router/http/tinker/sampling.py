@@ -83,7 +83,7 @@ class Sampling:
         """Return the id of a new sampler.
 
         Raises:
-            PlexError: `not_found`; `bad_request`.
+            PlexError: `not_found`; `unknown_model`; `bad_request`.
         """
         session = await self._sessions.get(text(asked, "session_id"), tenant=tenant)
         number = whole(asked, "sampling_session_seq_id")
@@ -94,7 +94,9 @@ class Sampling:
             sampler |= {"base_model": saved.base_model, "lora": saved.lora}
         else:
             base_model = text(asked, "base_model")
-            sampler = {"base_model": base_model, "path": self._training.known(base_model).model}
+            path = self._training.known(base_model).model
+            await self._names.check_model(path, tenant=tenant)
+            sampler = {"base_model": base_model, "path": path}
         sampler_id = f"{session.session_id}:sample:{number}"
         if len(session.samplers) >= MAX_SAMPLERS and sampler_id not in session.samplers:
             raise queue_full(

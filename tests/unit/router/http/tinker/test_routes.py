@@ -31,7 +31,7 @@ from plexsvc.router.roots import Roots
 from plexsvc.slots import Limit
 from tests.fakes.fake_scheduler import FakeScheduler
 
-SAMPLER = {"sampling_session_seq_id": 0, "base_model": "tiny"}
+SAMPLER = {"sampling_session_seq_id": 0, "base_model": "http"}
 _DATUM = {"model_input": {"chunks": [{"tokens": [2**70]}]}, "loss_fn_inputs": {}}
 BEYOND = {"model_id": "M", "forward_backward_input": {"data": [_DATUM], "loss_fn": "ppo"}}
 CREATE = {"model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 0}}
@@ -78,6 +78,7 @@ class Rig:
             tokens={"tml-mine": "mine", "theirs": "other"},
             http_listen="127.0.0.1:0",
             checkpoint_root=Path("/nowhere"),
+            model_roots=(Path(__file__).parents[2],),  # `http` is a directory there
         )
         unused: Any = SimpleNamespace()
         looks = Looks()
@@ -338,7 +339,11 @@ async def test_a_large_body_is_read_all_the_same(rig: Rig) -> None:
         ("create_model", {"session_id": "S", **CREATE, "user_metadata": {"a": "b" * 65_536}}),
         ("create_model", {"session_id": "S", **CREATE, "base_model": "another"}),
         ("retrieve_futures", {"target": {"sampling_session_id": "N", "cloned_sampler_id": "x"}}),
-        ("create_sampling_session", {"session_id": "S", **SAMPLER, "base_model": "another"}),
+        ("create_sampling_session", {"session_id": "S", **SAMPLER, "base_model": "http/tinker"}),
+        (
+            "create_sampling_session",
+            {"session_id": "S", "sampling_session_seq_id": 1, "base_model": "no"},
+        ),
         ("asample", {"prompt": 3}),
         ("asample", {"sampling_session_id": "N", "sampling_params": {"top_k": 2**31}}),
         ("asample", {"sampling_session_id": "X", "seq_id": 0}),
