@@ -4,8 +4,8 @@
 
 A real service trains a tiny model. Requests whose predecessor has not come wait in its order, and
 each is waited for by `retrieve_future`, on as many connections as the SDK opens. Then heartbeats
-are timed, one after the other, on a connection of their own. At the end the predecessor comes, and
-no answer may have a status of 5xx.
+are timed, one after the other, on a connection of their own, and requests that do nothing. At the
+end the predecessor comes, and no answer may have a status of 5xx.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ async def beat(client: Client, session: str) -> None:
         await asyncio.sleep(10.0)
 
 
+async def timed(client: Client, path: str, **body: Any) -> list[float]:
+    """Return what each of some requests took, one after the other."""
+    took_ms = []
+    for _ in range(BEATS):
+        begun_s = time.perf_counter()
+        await client.ask(path, **body)
+        took_ms.append(1e3 * (time.perf_counter() - begun_s))
+    return took_ms
+
+
 async def measure(base: str, model: str, *, futures: int, connections: int) -> dict[str, Any]:
     """Return the latencies of heartbeats beside so many waiting futures."""
     headers = {"X-API-Key": "tml-bench"}
@@ -73,18 +83,17 @@ async def measure(base: str, model: str, *, futures: int, connections: int) -> d
         made = await client.ask(
             "create_model", session_id=session, model_seq_id=0, base_model=model, lora_config=lora
         )
-        model_id = (await client.wait_for(made["request_id"]))["model_id"]
+        told = await client.wait_for(made["request_id"])
+        assert "model_id" in told, told
+        model_id = told["model_id"]
         beating = group.create_task(beat(client, session))
         waiting = []
         for seq in range(2, futures + 2):
             begun = await client.ask("optim_step", model_id=model_id, seq_id=seq, adam_params={})
             waiting.append(group.create_task(waiter.wait_for(begun["request_id"])))
         await asyncio.sleep(2.0)  # until all of them wait
-        took_ms = []
-        for _ in range(BEATS):
-            begun_s = time.perf_counter()
-            await client.ask("session_heartbeat", session_id=session)
-            took_ms.append(1e3 * (time.perf_counter() - begun_s))
+        took_ms = await timed(client, "session_heartbeat", session_id=session)
+        empty_ms = await timed(client, "client/config")
         begun = await client.ask("optim_step", model_id=model_id, seq_id=1, adam_params={})
         told = [await client.wait_for(begun["request_id"]), *[await one for one in waiting]]
         beating.cancel()
@@ -95,6 +104,7 @@ async def measure(base: str, model: str, *, futures: int, connections: int) -> d
         "connections": connections,
         "p50_ms": round(statistics.median(took_ms), 2),
         "p95_ms": round(statistics.quantiles(took_ms, n=20)[-1], 2),
+        "empty_p50_ms": round(statistics.median(empty_ms), 2),
         "answered": sum("metrics" in one for one in told),
         "errors": Counter(str(one)[:300] for one in told if "metrics" not in one).most_common(3),
         "statuses": dict(client.statuses + waiter.statuses),
