@@ -212,6 +212,8 @@ def saved(model: str) -> dict[str, Any]:
         "resumed": resumed.forward(corpus(), "cross_entropy").result().metrics["loss:sum"],
         "twice": refusal(lambda: client.save_state("two").result()),
         "over": refusal(lambda: create(short.path).result()),
+        "renamed": create(state.path, base_model="whole").result().get_info().model_name,
+        "renamed wrongly": refusal(lambda: create(state.path, base_model="nowhere").result()),
         "nowhere": refusal(lambda: create("tinker://x:train:0/weights/y").result()),
         "metadata": listed.user_metadata,
         "runs": [one.training_run_id for one in rest.list_training_runs().result().training_runs],

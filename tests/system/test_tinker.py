@@ -152,6 +152,8 @@ def test_a_state_that_was_saved_is_gone_on_from_and_named_until_its_time_is_over
     assert told["resumed"] == told["straight"]
     assert "overwrite=True" in told["twice"]["text"]
     assert told["over"]["type"] == told["nowhere"]["type"] == "NotFoundError"
+    assert told["renamed"] == "whole"  # another name of the same directory
+    assert "not of nowhere" in told["renamed wrongly"]["text"]
     assert told["metadata"] == {"epoch": "1"}
     assert told["model"] in told["runs"]
     assert told["path"] in told["names"]

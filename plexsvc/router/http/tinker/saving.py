@@ -51,7 +51,8 @@ class Saving:
         saved = await self._loadable(asked, tenant=tenant)
         kind = (asked.get("optimizer_config") or {}).get("type", "adamw")
         base_model = asked.get("base_model") or saved.base_model
-        if kind != "adamw" or base_model != saved.base_model:
+        directories = {self._training.known(one).model for one in (base_model, saved.base_model)}
+        if kind != "adamw" or len(directories) > 1:
             raise bad_request(
                 f"{saved.tinker_path} is of {saved.base_model} and adamw, not of {base_model} and "
                 f"{kind}"
