@@ -25,6 +25,7 @@ LAYOUTS = {
     "pp2": ({"pp": 2}, ONE),
     "dp2": ({"dp": 2}, TWO),
     "cp2": ({"cp": 2}, ONE),
+    "pp2-cp2": ({"pp": 2, "cp": 2}, ONE),
     "tp2-sp-cp2": ({"tp": 2, "sequence_parallel": True, "cp": 2}, ONE),
 }
 LOGPROB_TOLERANCE = 1e-5
