@@ -18,7 +18,6 @@ from plexsvc.ids import (
 )
 from plexsvc.newest import Newest
 from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
-from plexsvc.scheduler.core.planning.profile import Mode
 from plexsvc.scheduler.core.planning.profiler import CycleProfiler
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
@@ -181,9 +180,6 @@ class Pattern:
     arrived_us: int = 0
     """When the first operation of the current cycle could have run."""
 
-    interval_us: int = 0
-    """How long after another the first operations of cycles come; 0: not known."""
-
     spent_us: int = 0
     """Of instances that share devices: what they generated and loaded in the cycle in hand."""
 
@@ -202,11 +198,6 @@ class Pattern:
         """Return when the next operation is expected."""
         if self.last_end_us is None or self.gap_us is None:
             return None
-        profile = self.cycles.profile
-        if profile is None or profile.mode is not Mode.ASYNC1:
-            return self.last_end_us + self.gap_us
-        if self.interval_us and self.cycles.is_last_of_cycle:
-            return self.arrived_us + self.interval_us  # rollout went on while training waited
         return self.last_end_us + self.gap_us
 
 

@@ -190,9 +190,6 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
         is_beside_rollout=is_beside,
     )
     if pattern.cycles.is_first_of_cycle:
-        if pattern.arrived_us:
-            between_us = eligible_us - pattern.arrived_us
-            pattern.interval_us = smoothed(pattern.interval_us or None, between_us)
         pattern.arrived_us = eligible_us
     pattern.last_end_us, pattern.gap_us = devices.now_us, pattern.cycles.next_gap_us()
     if not pattern.cycles.is_first_of_cycle or pattern.cycles.profile is None:
