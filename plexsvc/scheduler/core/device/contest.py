@@ -61,7 +61,7 @@ def awaited_until(devices: Devices, victims: tuple[WpgId, ...], *, entry: Entry)
     As long as the burst's next operation would go first: else the burst is torn just before it.
     A rollout does not wait for the training on whose devices it is: it is what comes next.
     """
-    if has_starved(entry, rules=devices.rules, now_us=devices.now_us):
+    if has_starved(entry, now_us=devices.now_us):
         return 0
     until_us, wpg = 0, devices.wpgs[WpgId(entry.resident_id)]
     for victim_id in victims:

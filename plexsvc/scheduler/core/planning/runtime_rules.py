@@ -3,15 +3,13 @@
 `fcfs`, `sjf` and `hrrs` are for comparison: first come, shortest effective service `S' = S + I*C`,
 and the highest `(W + S') / S'`. `plex` asks, in this order:
 
-1. An operation that waited `2 * starve_factor * S'` goes first, the one that waited longest ahead.
-   So no head-of-job operation waits more than `2 * starve_factor * S'` plus what then runs and one
-   operation with its switch of every other job of the group.
+1. An operation that waited `STARVE_FACTOR * S'` goes first, the one that waited longest ahead. So
+   no head-of-job operation waits more than that plus what then runs and one operation with its
+   switch of every other job of the group.
 2. A burst that is on the device is not torn, unless an operation whose wait lengthens its job's
    cycle is pending, the burst has the slack even for all of the other's, what is left of it exceeds
    the two extra switches, and the devices have time for them: where they have none, all are later.
-3. Between bursts, one that waited `starve_factor * S'` goes first, the one that waited longest
-   ahead.
-4. Operations on a critical path go by response ratio; without one, the least slack first.
+3. Operations on a critical path go by response ratio; without one, the least slack first.
 """
 
 from __future__ import annotations
@@ -22,6 +20,9 @@ from enum import StrEnum
 from typing import Final
 
 from plexsvc.ids import ResidentId
+
+STARVE_FACTOR: Final = 8
+"""Times its effective service an operation may wait before it goes ahead of all others."""
 
 
 class Order(StrEnum):
@@ -41,9 +42,6 @@ class Rules:
     keeps_bursts: bool = False
     prefetches: bool = False
     uses_slack: bool = False
-    starve_factor: int = 4
-    """Times its effective service an operation may wait before it goes ahead of all others."""
-
     confidence_ppm: int = 0
     """How far the next arrival must lead others to be prefetched, in the spread of the two."""
 
@@ -118,13 +116,13 @@ def highest_ratio(entries: Sequence[Entry], *, now_us: int) -> Entry:
     return best
 
 
-def has_starved(entry: Entry, *, rules: Rules, now_us: int) -> bool:
+def has_starved(entry: Entry, *, now_us: int) -> bool:
     """Return whether an operation has waited so long that it goes ahead even of a burst."""
-    return now_us - entry.since_us >= 2 * rules.starve_factor * entry.effective_us
+    return now_us - entry.since_us >= STARVE_FACTOR * entry.effective_us
 
 
 def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
-    starved = [e for e in entries if has_starved(e, rules=rules, now_us=now_us)]
+    starved = [e for e in entries if has_starved(e, now_us=now_us)]
     if starved:
         return min(starved, key=lambda e: e.since_us)
     critical = [e for e in entries if e.is_critical or e.laxity_us(now_us) <= 0]
@@ -132,10 +130,6 @@ def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
         kept = next((e for e in entries if e.continues_burst and e.setup_us == 0), None)
         if kept is not None and not _may_tear(kept, critical, rules=rules, now_us=now_us):
             return kept
-    factor = rules.starve_factor
-    overdue = [e for e in entries if now_us - e.since_us >= factor * e.effective_us]
-    if overdue:
-        return min(overdue, key=lambda e: e.since_us)
     if not rules.uses_slack:
         return highest_ratio(entries, now_us=now_us)
     if critical:

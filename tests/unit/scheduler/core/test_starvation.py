@@ -1,6 +1,6 @@
 """Nobody starves: neither on a device, whatever the others do there, nor waiting for a place.
 
-On a device, the bound of `planning/runtime_rules.py`: `2 * starve_factor * S'`, plus what runs or
+On a device, the bound of `planning/runtime_rules.py`: `STARVE_FACTOR * S'`, plus what runs or
 moves then, plus one operation with its switch of every other job; while the group's duty is below
 1. S' is what was measured; of a job's first operation of each kind, the prior if that is longer.
 """
@@ -24,7 +24,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.planning.runtime_rules import PLEX_RULES
+from plexsvc.scheduler.core.planning.runtime_rules import STARVE_FACTOR
 from plexsvc.scheduler.core.planning.waiting import in_order
 from plexsvc.scheduler.core.vocabulary import OperationKind
 from tests.fakes.fake_world import FakeWorld
@@ -147,7 +147,7 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
     for job, waited_us, is_first in play.waits:
         run_us = clients[job].run_us
         own_us = (max(run_us, PRIOR_SERVICE_US) if is_first else run_us) + switch_us
-        bound_us = 2 * PLEX_RULES.starve_factor * own_us + (len(clients) + 1) * slowest_us
+        bound_us = STARVE_FACTOR * own_us + (len(clients) + 1) * slowest_us
         bound_us += TICKS_US
         assert waited_us <= bound_us, (job, waited_us, bound_us)
 

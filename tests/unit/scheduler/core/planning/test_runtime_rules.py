@@ -85,7 +85,7 @@ def test_of_those_that_starve_the_one_that_waited_longest_goes_first(
         entry(str(at), since=now - waited, service=service, setup=setup, burst=burst)
         for at, (waited, service, setup, burst) in enumerate(facts)
     ]
-    starved = [e for e in entries if has_starved(e, rules=PLEX_RULES, now_us=now)]
+    starved = [e for e in entries if has_starved(e, now_us=now)]
     chosen = choose(entries, rules=PLEX_RULES, now_us=now)
     if starved:
         assert chosen.since_us == min(e.since_us for e in starved)
