@@ -37,6 +37,7 @@ from benchmarks.state_rig import member
 from plexclient.wire.v1 import statemanager_pb2 as pb
 from plexclient.wire.v1.statemanager_pb2_grpc import StateManagerStub
 from plexsvc.ids import VersionId
+from plexsvc.node.sidecar import LARGE_COPIES
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import RegionSpec, StateClient
 from plexsvc.weights import deltas
@@ -115,7 +116,10 @@ def nodes(hosts: tuple[NetworkHost, ...], *, nbytes: int, site: str = "") -> Ite
                 f"[[devices]]\nindex = 0\nbytes_total = {nbytes + (2 << 20)}\n"
             )
             argv = host.python("-m", "plexsvc.statemanager.main", "--config", str(config))
-            daemon = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+            environment = {**os.environ, **LARGE_COPIES}  # noqa: TID251 - as an agent's child has
+            daemon = stack.enter_context(
+                subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
+            )
             stack.callback(daemon.kill)
             assert daemon.stdout is not None
             ready = json.loads(daemon.stdout.readline())

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import grpc
@@ -145,6 +145,14 @@ class Far:
     """Where the reader is, whose neighbours may get versions from it; empty: it has none."""
     reader: str = ""
     """Where they reach it."""
+    stub: StateManagerStub | None = None
+    """Of a channel to the holder that is open."""
+
+    @contextmanager
+    def connected(self) -> Iterator[Far]:
+        """Return it with one channel for all its calls: each costs a handshake."""
+        with self._state() as state:
+            yield replace(self, stub=state)
 
     def read_manifest(self, version: PublishedVersion) -> VersionManifest:
         """Return the manifest of its part, asked of its state manager or the successor."""
@@ -277,6 +285,9 @@ class Far:
 
     @contextmanager
     def _state(self) -> Iterator[StateManagerStub]:
+        if self.stub is not None:
+            yield self.stub
+            return
         with open_blocking_channel(self.holder.state_manager, self.keys()) as channel:
             yield StateManagerStub(channel)
 

@@ -164,15 +164,16 @@ class Arrivals:
     def _fetch(
         self, key: PartKey, arrival: Arrival, version: PublishedVersion, holder: VersionHolder
     ) -> None:
-        far = Far(holder, self._keys, arrival.advance, self._site, self.address)
+        caller = Far(holder, self._keys, arrival.advance, self._site, self.address)
         base: Arrival | None = None
         try:
-            manifest = far.read_manifest(version)
-            with self._lock:
-                base = self._base(key, manifest)
-                self._host.take(manifest.nbytes)
-                arrival.manifest = manifest
-            self._receive(far, arrival, base)
+            with caller.connected() as far:
+                manifest = far.read_manifest(version)
+                with self._lock:
+                    base = self._base(key, manifest)
+                    self._host.take(manifest.nbytes)
+                    arrival.manifest = manifest
+                self._receive(far, arrival, base)
         except Exception as error:  # noqa: BLE001 - all who wait are told, whatever it is
             arrival.error = error if isinstance(error, PlexError) else internal(repr(error))
             log.warning("version not brought", version=key.version, error=error)

@@ -37,11 +37,13 @@ def encode(base: memoryview, new: memoryview, *, width: int, most: int) -> bytes
         return None
     # From -1 on, so that the first gap counts from element 0.
     gaps = np.diff(changed, prepend=np.int32(-1)) - 1
-    longer = gaps // _LONG
-    ends = np.arange(changed.size, dtype=np.int32) + np.cumsum(longer, dtype=np.int32)
-    coded = np.full(int(ends[-1]) + 1 if changed.size else 0, _LONG, dtype=np.uint8)
-    coded[ends] = gaps - longer * _LONG
-    values = _elements(new, width)[changed]
+    coded = gaps.astype(np.uint8)
+    far = np.flatnonzero(gaps >= _LONG)  # few where much has changed
+    if far.size:
+        longer = gaps[far] // _LONG
+        coded[far] = gaps[far] - longer * _LONG
+        coded = np.insert(coded, np.repeat(far, longer), np.uint8(_LONG))
+    values = _elements(new, width).take(changed)
     return b"".join((_COUNT.pack(changed.size), coded.tobytes(), values.tobytes()))
 
 
@@ -77,11 +79,10 @@ def _changed(
     if np.count_nonzero(is_other) > most:
         return None
     places = np.flatnonzero(is_other).astype(np.int32)
-    per_word = _WORD // width
-    kind = np.dtype(f"u{width}")
-    differs = old_words[places].view(kind) != words[places].view(kind)
+    kind, shift = np.dtype(f"u{width}"), (_WORD // width).bit_length() - 1
+    differs = old_words.take(places).view(kind) != words.take(places).view(kind)
     inside = np.flatnonzero(differs).astype(np.int32)
-    changed = places[inside // per_word] * per_word + inside % per_word
+    changed = (places.take(inside >> shift) << shift) | (inside & ((1 << shift) - 1))
     if whole < len(new):
         rest = _elements(base[whole:], width) != _elements(new[whole:], width)
         last = np.flatnonzero(rest).astype(np.int32) + whole // width

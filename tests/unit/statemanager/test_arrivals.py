@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +26,13 @@ def fake_far(*_: Any) -> SimpleNamespace:
         put(0, memoryview(bytes([7]) * NBYTES))
         return True
 
-    return SimpleNamespace(
+    far = SimpleNamespace(
         holder=VersionHolder(state_manager="there"),
         read_manifest=lambda version: VersionManifest(nbytes=NBYTES, version=version.version),
         read_into=read_into,
     )
+    far.connected = lambda: nullcontext(far)
+    return far
 
 
 def test_memory_is_not_taken_back_between_an_arrival_and_its_opening(
