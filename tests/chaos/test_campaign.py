@@ -278,19 +278,24 @@ class Storm:
             still = wait([future], timeout=self.dice.uniform(0, 0.8 * usual_s)).not_done
             if not still and fault.moment != "mid-takeover":
                 return False
-        self.cluster.hands.submit(self._happen, fault, victims).result()
-        return True
+        return self.cluster.hands.submit(self._happen, fault, victims).result()
 
-    def _happen(self, fault: Fault, victims: Victims) -> None:
+    def _happen(self, fault: Fault, victims: Victims) -> bool:
+        """Let it happen; return whether what it hits was still there."""
         service, takes_over = self.cluster.service, fault.moment == "mid-takeover"
         if takes_over:
             service.kill()
             service.launch()
             pause(self.dice.uniform(0, BOOT_S))
-        with contextmanager(KINDS[fault.kind])(self.cluster, victims):
-            pause(self.dice.uniform(0, 0.5))
+        is_there = True
+        try:
+            with contextmanager(KINDS[fault.kind])(self.cluster, victims):
+                pause(self.dice.uniform(0, 0.5))
+        except ProcessLookupError:  # it hung since an earlier fault, and was replaced just now
+            is_there = False
         if takes_over:
             arrive(service)
+        return is_there
 
 
 def arrive(service: Service) -> None:
