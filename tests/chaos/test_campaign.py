@@ -567,5 +567,6 @@ def lose_the_node(storm: Storm, model: Path) -> None:
     storm.due, storm.most = [Fault("agent killed", "mid-score")], storm.most + 1
     with pytest.raises(plex.PlexError) as caught:
         run(storm, model, cycles=2)
-    assert caught.value.code in {"node_lost", "worker_died", "deployment_failed"}
+    # What was to be sampled from may be missed first: it is `not_found`, "lost with its node".
+    assert caught.value.code in {"node_lost", "worker_died", "deployment_failed", "not_found"}
     check_what_is_left(storm, failed=len(SIZES))
