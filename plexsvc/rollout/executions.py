@@ -111,10 +111,13 @@ class Executions:
             self._answer(execution, operation, _cancelled(operation), started_us=started_us)
             return execution
         execution.task = group.create_task(self._carry(execution, request, started_us=started_us))
-        # A task that is cancelled before its first step never gets to its own cleanup.
-        execution.task.add_done_callback(
-            lambda _: self._answer(execution, operation, _stopped(operation), started_us=started_us)
-        )
+
+        def ended(_: asyncio.Task[None]) -> None:
+            # A task that is cancelled before its first step never gets to its own cleanup.
+            reply = _cancelled(operation) if execution.is_cancelled else _stopped(operation)
+            self._answer(execution, operation, reply, started_us=started_us)
+
+        execution.task.add_done_callback(ended)
         if len(self._known) > MAX_ANSWERS:  # forget the oldest answers, whatever else runs
             finished = [key for key, known in self._known.items() if known.answer.done()]
             for key in finished[: max(0, len(finished) - MAX_ANSWERS)]:

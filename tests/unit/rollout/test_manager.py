@@ -286,6 +286,18 @@ async def test_cancelling_ends_a_generate_and_the_instance_drops_it() -> None:
             await b.instances[0].engine.idle.wait()
 
 
+async def test_cancelling_ends_a_generate_that_has_not_taken_its_first_step() -> None:
+    async with bench() as b:
+        operation = b.generate()
+        order = worker_pb2.ExecuteRequest(fence=b.fence, wpg_id="wpg", operation=operation)
+        end = worker_pb2.CancelRequest(
+            operation_id=operation.operation_id, wpg_id="wpg", fence=b.fence
+        )
+        both = await asyncio.gather(b.manager.execute(order), b.manager.cancel(end))
+        assert both[0].result.error.code == ErrorCode.CANCELLED
+        assert (await b.frames(operation.operation_id))[-1].result == both[0].result
+
+
 async def test_samples_that_wait_for_others_of_their_instance_are_not_stalled() -> None:
     async with bench(config=replace(FAST, stall_us=800_000)) as b:
         b.instances[0].engine.serve_in_turn(step_s=0.02)
