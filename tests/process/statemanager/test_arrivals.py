@@ -162,7 +162,9 @@ class Between(statemanager_pb2_grpc.StateManagerServicer):
                 if how == "breaks":
                     context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
                 if how == "stalls":
-                    threading.Event().wait(30)
+                    given_up = threading.Event()
+                    context.add_callback(given_up.set)
+                    given_up.wait(120)
                 if how == "waits":
                     self.may_go_on.wait(60)
                 else:
