@@ -317,6 +317,10 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
             with pytest.raises(openai.BadRequestError):
                 chat(**refused)
 
+
+def test_a_text_is_tokenised_as_vllms_server_does_it(served: Served) -> None:
+    model = served.rollout.deployment_id
+    with served.client() as api:
         words = api.post(
             "/../tokenize",
             body={"model": model, "prompt": "a{", "return_token_strs": True},
