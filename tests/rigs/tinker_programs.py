@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 import urllib.request
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -326,7 +327,7 @@ def settled(found: Any) -> Any:
 
 def everything(model: str) -> dict[str, Any]:
     """Do what every version of the SDK can; return what went wrong, by name."""
-    wrong, service = {}, tinker.ServiceClient()
+    service = tinker.ServiceClient()
     sampling, whole = types.SamplingParams(max_tokens=4), types.ModelInput.from_ints(CORPUS[0])
     client = settled(service.create_lora_training_client(base_model=model, rank=0))
     old = client.forward(corpus(), "cross_entropy").result()
@@ -381,14 +382,21 @@ def everything(model: str) -> dict[str, Any]:
         "external": lambda: exported(rest, client),
         "delete": lambda: rest.delete_checkpoint_from_tinker_path(state).result(),
     }
+    wrong = failing(checks)
+    if hasattr(service, "close"):
+        service.close("success").result()
+    return {"version": tinker.__version__, "wrong": wrong}
+
+
+def failing(checks: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return what the checks that fail raise, by their names."""
+    wrong = {}
     for name, check in checks.items():
         try:
             check()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             wrong[name] = repr(error)
-    if hasattr(service, "close"):
-        service.close("success").result()
-    return {"version": tinker.__version__, "wrong": wrong}
+    return wrong
 
 
 def archived(rest: Any, path: str) -> None:
