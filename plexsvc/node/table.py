@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import json
 import os
+import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -66,6 +67,9 @@ class RankTable:
         self._events = events
         self._log_dir = log_dir
         self._tokens = itertools.count(1)
+        self._life = secrets.token_hex(3)
+        for left in config.runtime_dir.glob("p??????-*.*"):  # of an agent before this one
+            left.unlink(missing_ok=True)
         self._by_id: dict[str, RankProcess] = {}
         self._by_token: dict[int, RankProcess] = {}
         self._images: Mapping[str, WarmImage] = {}
@@ -176,13 +180,23 @@ class RankTable:
                 rank.is_ordered = False
                 rank.lost.set()
 
+    def _name(self, token: int) -> str:
+        """Return a name that no process of an agent before this one had.
+
+        Who still calls one of those must not reach another process in its place.
+        """
+        return f"p{self._life}-{token}"
+
+    def _file(self, rank: RankProcess, kind: str) -> Path:
+        return self._config.runtime_dir / f"{self._name(rank.token)}.{kind}"
+
     def _begin(
         self, spec: node_pb2.ProcSpec, *, incarnation: int, older: RankProcess | None
     ) -> RankProcess:
         config = self._checked_config(spec)
         self._forget_old_records()
         token = next(self._tokens)
-        config["listen"] = self._config.address(f"p{token}")
+        config["listen"] = self._config.address(self._name(token))
         config["keys_file"] = str(self._config.keys_file)
         if spec.image == "reward":
             config["gpus"] = gpus.of_rewards(self._config.devices)
@@ -269,7 +283,7 @@ class RankTable:
         token = next(self._tokens)
         name = f"engine-{token}"
         nobodys = {"wpg_id": name, "deployment_id": "", "job_id": "", "tenant": ""}
-        listens = {"listen": self._config.address(f"p{token}")}
+        listens = {"listen": self._config.address(self._name(token))}
         engine = RankProcess(
             spec=node_pb2.ProcSpec(proc_id=f"{name}/0", image=image, wpg_id=name),
             incarnation=1,
@@ -306,7 +320,7 @@ class RankTable:
         event.proc_id, event.incarnation = rank.spec.proc_id, rank.incarnation
         self._by_token.pop(rank.token, None)
         rank.fail(died(event, was_ready=bool(rank.address)))
-        (self._config.runtime_dir / f"p{rank.token}.sock").unlink(missing_ok=True)
+        self._file(rank, "sock").unlink(missing_ok=True)
         self._events.append(node_pb2.NodeEvent(exited=event))
 
     def _order(self, rank: RankProcess, *, config: Mapping[str, Any]) -> None:
@@ -362,8 +376,7 @@ class RankTable:
 
     def _listen_for(self, rank: RankProcess) -> Path:
         """Return the pipe in which `rank` will say where it serves; it is read from now on."""
-        path = self._config.runtime_dir / f"ready-{rank.token}"
-        path.unlink(missing_ok=True)  # of an agent before this one
+        path = self._file(rank, "ready")
         os.mkfifo(path, 0o600)
         rank.ready_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         asyncio.get_running_loop().add_reader(rank.ready_fd, self._read_ready, rank)
@@ -384,7 +397,7 @@ class RankTable:
             asyncio.get_running_loop().remove_reader(rank.ready_fd)
             os.close(rank.ready_fd)
             rank.ready_fd = -1
-            (self._config.runtime_dir / f"ready-{rank.token}").unlink(missing_ok=True)
+            self._file(rank, "ready").unlink(missing_ok=True)
 
     def _ready(self, rank: RankProcess, *, address: str) -> None:
         rank.address = address
@@ -410,7 +423,7 @@ class RankTable:
         event = rank.reap()
         bury_group(rank.pid)
         for kind in ("sock", "orders"):  # what it listened on outlives it
-            (self._config.runtime_dir / f"p{rank.token}.{kind}").unlink(missing_ok=True)
+            self._file(rank, kind).unlink(missing_ok=True)
         log.info(
             "rank exited", proc_id=event.proc_id, exit_code=event.exit_code, signal=event.signal
         )
