@@ -85,7 +85,8 @@ class Cluster:
         With `resume` it is the live job of that name whose controller died, if there is one: see
         `Job`. A name that still runs is refused with `bad_request`. A controller that `plexctl
         submit --restarts` started again resumes its job anyway.
-        In a controller that `plexctl submit` started, the first job is the submitted one.
+        In a controller that `plexctl submit` started, the first job is the submitted one. It ends
+        with its block, or with the controller if an error leaves the block.
         """
         adopted, restarts = self._adoptable, environment.read().restarts
         request = service_pb2.CreateJobRequest(

@@ -321,9 +321,9 @@ class Job:
         if not self._is_open:
             return
         self._is_open = False
-        if self._is_adopted:
-            # Whoever started this controller records the end; the session lives with the
-            # connection.
+        if self._is_adopted and error is not None:
+            # Whoever started this controller records how it ended, or starts it again; the
+            # session lives with the connection.
             await self._last_beat()
             return
         try:

@@ -3,8 +3,9 @@
 `python -m plexsvc.controllers.supervise JOB_DIR` runs in a session of its own, so it survives the
 terminal.
 The controller is in a process group of its own, tied to this process. When the job is cancelled on
-the service (also when its session expired) the controller gets TERM, then KILL; when the job ended
-there otherwise, the controller gets a moment to leave by itself first.
+the service (also when its session expired) the controller gets TERM, then KILL; when the job failed
+there, the controller gets a moment to leave by itself first. A controller that completed its job
+goes on as long as it likes.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Supervisor:
         number = 0
         while code := await self._run_once(number):
             number += 1
-            if self._ended_job is not None or number > self._order.restarts:
+            if number > self._order.restarts or await self._has_ended():
                 break
         end = self._end(code)
         if await self._report(end):
@@ -107,15 +108,24 @@ class Supervisor:
         )
 
     async def _stop_when_job_ends(self, process: asyncio.subprocess.Process) -> None:
-        while (job := await self._job()) is None or job.state not in ENDED:
+        while not await self._has_ended():
             await self._clock.sleep(WATCH_PERIOD_US)
-        self._ended_job = job
-        if job.state != service_pb2.JOB_STATE_CANCELLED:
+        assert self._ended_job is not None
+        state = self._ended_job.state
+        if state == service_pb2.JOB_STATE_COMPLETED:
+            return
+        if state != service_pb2.JOB_STATE_CANCELLED:
             await _leaves(process)
-        log.warning("stopping the controller: its job has ended", job_id=job.job_id)
+        log.warning("stopping the controller: its job has ended", job_id=self._order.job_id)
         _signal_group(process.pid, signal.SIGTERM)
         if not await _leaves(process):
             _signal_group(process.pid, signal.SIGKILL)
+
+    async def _has_ended(self) -> bool:
+        if self._ended_job is None:
+            job = await self._job()
+            self._ended_job = job if job is not None and job.state in ENDED else None
+        return self._ended_job is not None
 
     async def _job(self) -> service_pb2.Job | None:
         """Return the job as the service has it, or None when it cannot be asked now.
@@ -137,11 +147,12 @@ class Supervisor:
         return next((job for job in reply.jobs if job.job_id == lost.job_id), lost)
 
     def _end(self, code: int) -> JobEnd:
-        if self._ended_job is not None:
-            outcome, reason = outcome_name(self._ended_job.state), self._ended_job.reason
+        ended = self._ended_job
+        if ended is not None and ended.state != service_pb2.JOB_STATE_COMPLETED:
+            outcome, reason = outcome_name(ended.state), ended.reason
         elif code == 0:
             outcome, reason = "completed", ""
-        else:
+        else:  # it may have completed its job before
             outcome, reason = "failed", self._failure(code)
         return JobEnd(outcome=outcome, exit_code=max(code, 0), signal=max(-code, 0), reason=reason)
 

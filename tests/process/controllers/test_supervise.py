@@ -90,3 +90,21 @@ async def test_a_controller_that_died_is_started_again_so_often_at_most(
     )
     assert await outcome_of(order, tmp_path) == outcome
     assert (tmp_path / "runs").read_text() == runs
+
+
+async def test_a_controller_that_completed_its_job_goes_on_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_router: FakeJobsRouter
+) -> None:
+    """What it does after its job, an evaluation or another job, is its own."""
+    monkeypatch.setattr(supervise, "GRACE_S", 0.05)
+    monkeypatch.setattr(supervise, "WATCH_PERIOD_US", 50_000)
+    state = service_pb2.JOB_STATE_COMPLETED
+    fake_router.jobs["job-1"] = service_pb2.Job(job_id="job-1", state=state)
+    (tmp_path / LOG).touch()
+    script = f"sleep 1; printf x >> {tmp_path}/runs; exit 3"
+    order = JobOrder(
+        job_id="job-1", name="n", argv=("/bin/sh", "-c", script), cwd="/", env={}, restarts=2
+    )
+    assert await outcome_of(order, tmp_path) == "failed"
+    assert (tmp_path / "runs").read_text() == "x"
+    assert fake_router.jobs["job-1"].state == state

@@ -213,17 +213,31 @@ def submitted(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> str:
     return "job-submitted"
 
 
-def test_a_submitted_controller_joins_its_job_and_leaves_its_end_to_the_supervisor(
+def test_a_submitted_controller_joins_its_job_and_ends_it_with_its_block(
     submitted: str, router: FakeRouter
 ) -> None:
-    with plex.connect() as cluster, cluster.job("grpo") as job:
-        actor = job.deploy("actor", model="/model", backend="noop")
-        actor.step()
+    with plex.connect() as cluster:
+        with cluster.job("grpo") as job:
+            actor = job.deploy("actor", model="/model", backend="noop")
+            actor.step()
+        assert [end.job_id for end in router.ended] == [submitted], "its devices are free"
     assert job.job_id == submitted
     assert actor.deployment_id == "job-submitted/actor"
     assert "CreateJob" not in router.calls
-    assert router.ended == []
     assert dict(router.keepalives[-1].acks) == {actor.deployment_id: 1}
+
+
+@pytest.mark.usefixtures("submitted")
+def test_an_error_that_leaves_a_submitted_controllers_block_is_left_to_the_supervisor(
+    router: FakeRouter,
+) -> None:
+    with (
+        pytest.raises(ValueError, match="reward"),
+        plex.connect() as cluster,
+        cluster.job("grpo"),
+    ):
+        raise ValueError("no reward")
+    assert router.ended == []
 
 
 def test_only_the_first_job_of_a_submitted_controller_is_the_submitted_one(
@@ -233,7 +247,7 @@ def test_only_the_first_job_of_a_submitted_controller_is_the_submitted_one(
         pass
     assert first.job_id == submitted
     assert list(router.jobs) == [second.job_id]
-    assert [end.job_id for end in router.ended] == [second.job_id]
+    assert [end.job_id for end in router.ended] == [second.job_id, first.job_id]
 
 
 @pytest.fixture
@@ -271,7 +285,7 @@ def test_a_controller_that_was_started_again_resumes_its_job(
     assert job.job_id == former.job_id
     assert router.created[0].job_id == "job-submitted"
     assert router.created[0].is_seen_dead
-    assert router.ended == []
+    assert [end.controller for end in router.ended] == [2]
 
 
 @pytest.mark.parametrize("position", [float("nan"), object(), "x" * (1 << 15)])
