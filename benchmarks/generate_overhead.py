@@ -24,7 +24,7 @@ from plexclient.wire.v1 import common_pb2, operations_pb2, rollout_pb2, service_
 from plexsvc import config as config_files
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
-from plexsvc.rollout.config import InstanceConfig, RolloutConfig
+from plexsvc.rollout.config import InstanceConfig, ManagerConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
 from tests.rigs.keys import KEYS, keys_file
@@ -157,7 +157,7 @@ async def measure(child: subprocess.Popen[str], options: argparse.Namespace) -> 
     address = (await asyncio.to_thread(child.stdout.readline)).strip()
     direct_us, service_us = [], []
     async with asyncio.TaskGroup() as group:
-        config = RolloutConfig(records_dir=Path(tempfile.mkdtemp()))
+        config = ManagerConfig(records_dir=Path(tempfile.mkdtemp()))
         manager = RolloutManager(config, SystemClock(), KEYS)
         host = group.create_task(manager.run())
         await asyncio.sleep(0)

@@ -34,7 +34,7 @@ from plexclient.wire.v1 import (
 )
 from plexsvc.ids import new_operation_id
 from plexsvc.node import toml
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.recordfiles import RecordFile
 from plexsvc.rollout.records import OperationRecord
 from plexsvc.rpc import loops
@@ -194,7 +194,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         keys, records = keep_keys(place / "keys.json"), place / "records"
         records.mkdir()
         config = replace(
-            RolloutConfig(max_pending=args.samples),
+            ManagerConfig(max_pending=args.samples),
             listen=f"unix:{place}/manager.sock",
             keys_file=place / "keys.json",
             records_dir=records,

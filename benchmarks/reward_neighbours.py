@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from benchmarks.reward_proxy import CODE, TESTS, request
 from plexclient.wire.v1 import reward_pb2_grpc
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.main import serving
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import open_channel
@@ -68,7 +68,7 @@ async def measure(checks: int, repeats: int, *, only: Sequence[str] = ()) -> dic
             directory = Path(tempfile.mkdtemp(prefix="plexsvc-"))
             keys = make_keys()
             write_keys(directory / "keys.json", keys)
-            config = RewardConfig(
+            config = RewardServiceConfig(
                 listen=f"unix:{directory}/p.sock",
                 keys_file=directory / "keys.json",
                 min_workers=2,

@@ -118,7 +118,6 @@ async def router_process(scheduler: str) -> AsyncIterator[tuple[str, int]]:
 keys_file = "{keys_file(Path(directory))}"
 scheduler = "{scheduler}"
 listen = "127.0.0.1:0"
-max_payload_bytes = {4 << 30}
 max_batch_tokens = {1 << 30}
 [tokens]
 {TOKEN} = "bench"

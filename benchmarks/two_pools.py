@@ -37,10 +37,8 @@ from tests.rigs.workloads import fixed_batch
 MIB: Final = 1 << 20
 CONFIG: Final = f"""
 [scheduler]
-duty_cap_ppm = 100_000_000
+policy = "plex_crowded"
 max_slowdown_ppm = 100_000_000
-target_slowdown_ppm = 100_000_000
-critical_target_ppm = 100_000_000
 [[nodes]]
 node_id = "node-a"
 host_bytes = {2048 * MIB}

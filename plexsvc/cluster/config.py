@@ -108,10 +108,10 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     """The router's limits; its own `listen`, `scheduler` and `tokens` are not used here."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """The rollout managers' limits; `listen`, `keys_file` and `records_dir` are not used here."""
+    """The rollout managers' limits."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The reward service's limits. `listen` is where routers of other hosts reach it, with a port;
-    empty: a Unix socket. `on_nodes`, `keys_file`, `planner` and the directories are not used."""
+    empty: a Unix socket."""
 
     def __post_init__(self) -> None:
         names = [node.node_id for node in self.nodes]

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ from plexsvc.node.examination import versions
 from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
 from plexsvc.node.launchers.ray import RayLauncher
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.rollout.managers import Managers
 from plexsvc.rollout.spot import changes_of
 from plexsvc.router.servicer import RouterServicer, add_to_server
@@ -332,9 +333,11 @@ class EmbeddedCluster:
         """Start planner and proxy of rewards, keep them running; return proxy and address."""
         place = self._config.state_dir / "rewards"
         directory = _runtime_dir(place, stack)
-        config = replace(
-            self._config.reward,
-            listen=self._config.reward.listen or f"unix:{directory / 'proxy.sock'}",
+        asked = self._config.reward
+        told = {field.name: getattr(asked, field.name) for field in fields(asked)}
+        told["listen"] = asked.listen or f"unix:{directory / 'proxy.sock'}"
+        config = RewardServiceConfig(
+            **told,
             on_nodes=True,
             keys_file=keys_file(self._config.state_dir),
             programs_dir=place.absolute() / "programs",

@@ -174,10 +174,8 @@ def open_stage(
         router=RouterConfig(roots={DEFAULT_TENANT: (out_dir.absolute() / "models",)}),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
-            duty_cap_ppm=NO_BOUND_PPM,
+            policy="plex_crowded",
             max_slowdown_ppm=NO_BOUND_PPM,
-            target_slowdown_ppm=NO_BOUND_PPM,
-            critical_target_ppm=NO_BOUND_PPM,
         ),
     )
     config_path.write_text(dumps(config))

@@ -37,8 +37,6 @@ class DeviceConfig:
     the one of the device's index."""
     cpus: int | None = None
     """Processors of a `reward` device without a GPU."""
-    index: int | None = None
-    """Must equal its place when given: what the agent writes for the state manager."""
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:

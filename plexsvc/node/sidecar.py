@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +62,9 @@ _SAME: Final = (
     *("max_versions_per_deployment", "keep_pages", "keys_file", "site"),
 )
 """Keys that a state manager's configuration has of its node's."""
+
+_OF_DEVICE: Final = ("kind", "bytes_total", "memory", "gpu")
+"""Keys that it has of a device's."""
 
 
 class Sidecar:
@@ -241,7 +244,7 @@ class Sidecar:
 
     def _write_config(self) -> Path:
         devices = [
-            replace(device, index=index)
+            {"index": index} | {key: getattr(device, key) for key in _OF_DEVICE}
             for index, device in enumerate(self._config.devices)
             if device.kind != "reward"
         ]

@@ -11,20 +11,10 @@ from plexsvc.fixed import Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """The `[reward]` table.
-
-    Under `plexctl up`, `listen`, `keys_file`, `planner` and the directories are filled in.
-    """
+    """The `[reward]` table."""
 
     listen: str = ""
     """Where routers reach the proxy: `unix:PATH` or `HOST:PORT`."""
-
-    keys_file: Path = Path()
-    """The cluster's keys."""
-
-    on_nodes: bool = False
-    """Whether workers run on the nodes that the scheduler names; else they are processes of the
-    proxy. Under `plexctl up` filled in."""
 
     min_workers: Fixed[int] = 1
     """Workers that are kept ready."""
@@ -49,15 +39,6 @@ class RewardConfig:
     max_batches: Fixed[int] = 1024
     """Batches that one tenant may have with the proxy; more are refused with `queue_full`."""
 
-    planner: str = ""
-    """Where the planner listens; empty: pools follow their queues."""
-
-    history_dir: Path = Path()
-    """Where the planner keeps what it knows of jobs."""
-
-    plan_every_us: int = 10_000_000
-    """How often the pools are planned while batches are under way, beside their begins and ends."""
-
     max_delay_us: Fixed[int] = 1_000_000
     """How much later a batch may end by the plan than with a worker for each of its samples."""
 
@@ -78,20 +59,16 @@ class RewardConfig:
     small files, and output of answers that are kept; more samples are refused with `queue_full`,
     and output beyond it is left out."""
 
-    max_spilled_bytes: int = 16 << 30
+    max_spilled_bytes: Fixed[int] = 16 << 30
     """Bytes of files that samples of one tenant may have on disk, in `spill` beside `programs_dir`:
     those between stages and those of answers that are kept. A sample that leaves more ends as an
     `error`."""
-
-    programs_dir: Path = Path()
-    """Where tenants' own programs are kept. Under `plexctl up` filled in: `rewards/programs` in the
-    state directory."""
 
     max_program_bytes: Fixed[int] = 64 << 20
     """Bytes of the programs of one tenant, with the older versions that are kept; more are refused
     with `payload_too_large`."""
 
-    max_stage_bytes: int = 8 << 30
+    max_stage_bytes: Fixed[int] = 8 << 30
     """Memory that a stage of a tenant's own program may ask for; more is refused with
     `bad_request`."""
 
@@ -102,3 +79,27 @@ class RewardConfig:
             )
         if not 0 <= self.timeout_share <= 1:
             raise bad_request(f"timeout_share = {self.timeout_share}; it is a share, from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardServiceConfig(RewardConfig):
+    """What planner and proxy read: the `[reward]` table, and what the service fills in."""
+
+    keys_file: Path = Path()
+    """The cluster's keys."""
+
+    on_nodes: bool = False
+    """Whether workers run on the nodes that the scheduler names; else they are processes of the
+    proxy."""
+
+    planner: str = ""
+    """Where the planner listens; empty: pools follow their queues."""
+
+    plan_every_us: int = 10_000_000
+    """How often the pools are planned while batches are under way, beside their begins and ends."""
+
+    history_dir: Path = Path()
+    """Where the planner keeps what it knows of jobs."""
+
+    programs_dir: Path = Path()
+    """Where tenants' own programs are kept."""

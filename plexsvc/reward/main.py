@@ -1,7 +1,7 @@
 """Process of the reward proxy: `python -m plexsvc.reward.main --config FILE --parent-death PID`.
 
-The file holds the keys of `RewardConfig`. When routers can connect it prints one JSON line with the
-address; it dies with its parent.
+The file holds the keys of `RewardServiceConfig`. When routers can connect it prints one JSON line
+with the address; it dies with its parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.clock import ServiceClock, SystemClock
 from plexsvc.log import Log
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.state import PoolLimits
 from plexsvc.reward.hosts import HostedWorkers
@@ -37,7 +37,7 @@ log = Log(__name__)
 
 
 @asynccontextmanager
-async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]]:
+async def serving(config: RewardServiceConfig) -> AsyncIterator[tuple[RewardProxy, str]]:
     """Serve a proxy; yield it and its address.
 
     Raises:
@@ -93,11 +93,11 @@ async def serving(config: RewardConfig) -> AsyncIterator[tuple[RewardProxy, str]
 
 
 @asynccontextmanager
-async def _address(config: RewardConfig) -> AsyncIterator[str]:
+async def _address(config: RewardServiceConfig) -> AsyncIterator[str]:
     async with serving(config) as (_, address):
         loops.FullPasses.take_over()
         yield address
 
 
 if __name__ == "__main__":
-    sys.exit(loops.serve(RewardConfig, _address))
+    sys.exit(loops.serve(RewardServiceConfig, _address))

@@ -1,7 +1,7 @@
 """Process of the planner: `python -m plexsvc.reward.planner --config FILE --parent-death PID`.
 
-The file holds the keys of `RewardConfig`. It plans when the proxy asks, and keeps what it knows of
-jobs in files, one for each job's program, so that it knows them after a restart too.
+The file holds the keys of `RewardServiceConfig`. It plans when the proxy asks, and keeps what it
+knows of jobs in files, one for each job's program, so that it knows them after a restart too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.log import Log
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.planner import MAX_HISTORIES, Aims, PlannerCore, lasts_us
 from plexsvc.reward.plans import PAUSE_US, SERVICE, EndedBatch, PlanAnswer, PlanQuery
 from plexsvc.rpc import loops
@@ -65,7 +65,7 @@ class HistoryFiles:
 class PlannerProcess:
     """Answers the proxy's questions."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardServiceConfig) -> None:
         held_us = config.plan_every_us + PAUSE_US + config.spare_us
         self.core = PlannerCore(
             Aims(
@@ -99,7 +99,7 @@ class PlannerProcess:
 
 
 @asynccontextmanager
-async def serving(config: RewardConfig) -> AsyncIterator[str]:
+async def serving(config: RewardServiceConfig) -> AsyncIterator[str]:
     """Serve a planner; yield its address.
 
     Raises:
@@ -118,4 +118,4 @@ async def serving(config: RewardConfig) -> AsyncIterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(loops.serve(RewardConfig, serving))
+    sys.exit(loops.serve(RewardServiceConfig, serving))

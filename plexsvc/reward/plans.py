@@ -1,6 +1,6 @@
 """Line from the proxy to the planner: tells it what is under way and what ended, brings plans back.
 
-A plan is asked for when a batch begins or ends, and every `reward.plan_every_us` while there are
+A plan is asked for when a batch begins or ends, and every `plan_every_us` while there are
 any. Without a planner the last plan holds until it is old; then the pools follow their queues.
 """
 
@@ -18,7 +18,7 @@ from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.clock import Clock, wait_at_most
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.planner import HistoryKey, PlanFacts
 from plexsvc.reward.core.planning import History
 from plexsvc.reward.core.vocabulary import (
@@ -74,7 +74,7 @@ class PlannerLine:
 
     def __init__(
         self,
-        config: RewardConfig,
+        config: RewardServiceConfig,
         clock: Clock,
         *,
         channel: grpc.aio.Channel,

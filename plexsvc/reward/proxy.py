@@ -14,7 +14,7 @@ from plexsvc.errors import PlexError, bad_request, queue_full, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import JobId, TenantId
 from plexsvc.log import Log
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.machine import RewardCore
 from plexsvc.reward.core.vocabulary import (
     AnswerRequest,
@@ -70,7 +70,7 @@ class RewardProxy:
 
     def __init__(
         self,
-        config: RewardConfig,
+        config: RewardServiceConfig,
         clock: Clock,
         core: RewardCore,
         launch: Callable[[Heard], AbstractAsyncContextManager[Workers]],

@@ -68,12 +68,6 @@ class RolloutConfig:
     managers: int = 1
     """Processes on each node that collect tokens, where the node leads rollouts; jobs are spread
     over them."""
-    listen: str = ""
-    """Where a manager serves; its node agent says it, as the next two."""
-    keys_file: Path = Path()
-    """The cluster's keys."""
-    records_dir: Path = Path()
-    """Where a manager keeps its token records for its successor."""
     frame_us: Fixed[int] = 20_000
     """Between two frames of a generate; what arrives meanwhile is gathered."""
     record_bytes: int = 4 << 30
@@ -119,3 +113,15 @@ class RolloutConfig:
             raise bad_request(f"rollout.cuts_at is {self.cuts_at}; it is 0 for never, or below 1")
         if self.managers < 1:
             raise bad_request(f"rollout.managers is {self.managers}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerConfig(RolloutConfig):
+    """What a manager reads: the `[rollout]` table, and what its node's agent says."""
+
+    listen: str = ""
+    """Where it serves."""
+    keys_file: Path = Path()
+    """The cluster's keys."""
+    records_dir: Path = Path()
+    """Where it keeps its token records for its successor."""

@@ -1,7 +1,7 @@
 """Process of a rollout manager, which the agent of its node forks.
 
 A benchmark runs it apart: `python -m plexsvc.rollout.main --config FILE`, with the keys of
-`RolloutConfig`.
+`ManagerConfig`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plexclient.wire.v1 import rollout_pb2, worker_pb2
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.clock import SystemClock
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
@@ -31,7 +31,7 @@ STOP_GRACE_S: Final = 0.5
 
 @asynccontextmanager
 async def serve(
-    config: RolloutConfig, keys: ClusterKeys
+    config: ManagerConfig, keys: ClusterKeys
 ) -> AsyncIterator[tuple[RolloutManager, str]]:
     """Serve a manager; yield it and its address.
 
@@ -77,7 +77,7 @@ async def serve(
 
 
 @asynccontextmanager
-async def _address(config: RolloutConfig) -> AsyncIterator[str]:
+async def _address(config: ManagerConfig) -> AsyncIterator[str]:
     async with serve(config, read_keys(config.keys_file)) as (_, address):
         yield address
 
@@ -86,10 +86,10 @@ def main(table: dict[str, Any], ready: Callable[[str], None]) -> None:
     """Be a rollout manager; called in a process that the node's agent forked."""
     set_process_name("plex-manager")
     logging.setup()
-    config = configuration.parse(table, RolloutConfig, where="rollout manager")
+    config = configuration.parse(table, ManagerConfig, where="rollout manager")
     config.records_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     loops.run(loops.until_stopped(_address(config), ready=ready))
 
 
 if __name__ == "__main__":
-    sys.exit(loops.serve(RolloutConfig, _address))
+    sys.exit(loops.serve(ManagerConfig, _address))

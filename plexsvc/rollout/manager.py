@@ -23,7 +23,7 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request, unavailable
 from plexsvc.fencing import Gate
 from plexsvc.ids import OperationId, show
 from plexsvc.rollout import operations
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.copies import Copier
 from plexsvc.rollout.core.instances import RESERVED, Phase
 from plexsvc.rollout.deployment import RolloutDeployment
@@ -44,7 +44,7 @@ GENERATE_LOOK_US: Final = 50_000
 class RolloutManager:
     """Runs operations of rollout deployments."""
 
-    def __init__(self, config: RolloutConfig, clock: Clock, keys: ClusterKeys) -> None:
+    def __init__(self, config: ManagerConfig, clock: Clock, keys: ClusterKeys) -> None:
         self._config, self._clock, self._keys = config, clock, keys
         self._deployments: dict[str, RolloutDeployment] = {}
         self._copier = Copier(clock, keys, leads=lambda: list(self._deployments))

@@ -13,7 +13,7 @@ from plexsvc.errors import ErrorCode, PlexError, not_found, payload_too_large
 from plexsvc.ids import show
 from plexsvc.log import Log
 from plexsvc.newest import Newest
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.copies import RecordCopies
 from plexsvc.rollout.recordfiles import FileWatcher, RecordFile, StoredFrame, recover
 from plexsvc.rollout.records import OperationRecord, renumbered
@@ -37,7 +37,7 @@ class RecordStore:
     """Token records of all deployments of one manager. Owned by the event loop."""
 
     def __init__(
-        self, config: RolloutConfig, clock: Clock, *, watcher: FileWatcher | None = None
+        self, config: ManagerConfig, clock: Clock, *, watcher: FileWatcher | None = None
     ) -> None:
         """Begin with what a manager before has left; tell `watcher` of files."""
         self._config, self._clock, self._watcher = config, clock, watcher

@@ -82,7 +82,7 @@ class RouterConfig:
     """Base models of Tinker clients by the name that these give, trained whole at any LoRA rank.
     Other names are model directories, and rank 0 trains them whole."""
 
-    max_payload_bytes: int = 4 << 30
+    max_payload_bytes: Fixed[int] = 4 << 30
     """Bytes of one batch; a larger one is refused with `payload_too_large`."""
 
     max_batch_tokens: int = 16 << 20

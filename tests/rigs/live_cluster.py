@@ -38,10 +38,7 @@ DEVICE_BYTES = 2 * MIB
 """One device: it holds the state of one tiny model's trainer, not of two."""
 TRAIN = f'{{ kind = "train", bytes_total = {DEVICE_BYTES} }}'
 ROLLOUT = f'{{ kind = "rollout", bytes_total = {1024 * MIB} }}'
-SHARES_ALL = (
-    "[scheduler]\nduty_cap_ppm = 100_000_000\nmax_slowdown_ppm = 100_000_000\n"
-    "target_slowdown_ppm = 100_000_000\ncritical_target_ppm = 100_000_000\n"
-)
+SHARES_ALL = '[scheduler]\npolicy = "plex_crowded"\nmax_slowdown_ppm = 100_000_000\n'
 """Bounds so wide that jobs share devices even where the planner knows that it costs them time."""
 DEFAULT_NODES = {"node-a": [TRAIN] * 2 + [ROLLOUT] * 3, "node-b": [TRAIN]}
 

@@ -20,7 +20,7 @@ from plexclient.wire.v1 import (
 )
 from plexsvc.clock import SystemClock
 from plexsvc.ids import new_operation_id
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.main import serve
 from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rollout.managers import Managers
@@ -34,7 +34,7 @@ from tests.rigs.keys import KEYS
 from tests.rigs.rollout_requests import Answer, collect
 
 APPLIED = operations_pb2.OPERATION_STATE_APPLIED
-FAST = RolloutConfig(frame_us=1000, probe_us=2000, frames_wait_us=300_000)
+FAST = ManagerConfig(frame_us=1000, probe_us=2000, frames_wait_us=300_000)
 KEPT = tempfile.TemporaryDirectory()
 """Where records that no manager has are kept."""
 
@@ -53,7 +53,7 @@ class Bench:
     managers: Managers
     """Who leads it, by gRPC."""
     instances: list[FakeInstance]
-    config: RolloutConfig
+    config: ManagerConfig
     """Of the manager."""
     hosts: FakeManagerHosts
     peer: RolloutManager | None
@@ -257,7 +257,7 @@ class Bench:
         return collect(delta for frame in frames for delta in frame.deltas)
 
 
-def lead(config: RolloutConfig, hosts: FakeManagerHosts) -> Managers:
+def lead(config: ManagerConfig, hosts: FakeManagerHosts) -> Managers:
     """Return who leads the managers of these nodes."""
     directory = Path(config.listen.removeprefix("unix:")).parent
     leads = Managers(config, clock=SystemClock(), keys=KEYS, directory=directory)
@@ -265,7 +265,7 @@ def lead(config: RolloutConfig, hosts: FakeManagerHosts) -> Managers:
     return leads
 
 
-def _placed(config: RolloutConfig, stack: AsyncExitStack, *, managers: int) -> RolloutConfig:
+def _placed(config: ManagerConfig, stack: AsyncExitStack, *, managers: int) -> ManagerConfig:
     """Return the configuration of a manager with directories of its own."""
     below, records = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2))
     listen, records_dir = f"unix:{below}/manager.sock", Path(records)
@@ -277,7 +277,7 @@ async def bench(
     *,
     instances: int = 1,
     held: bool = False,
-    config: RolloutConfig = FAST,
+    config: ManagerConfig = FAST,
     managers: int = 1,
     source: str = "",
     shared: bool = False,

@@ -47,15 +47,16 @@ class Limits:
     """How jobs are placed and operations ordered, by the names that `plexctl simulate` knows."""
     max_deployments_per_group: int = 5
     """Training deployments that may time-share a group of devices."""
-    duty_cap_ppm: int = 900_000
-    """Bound on the sum of a group's duties, in parts per million."""
+    duty_cap_ppm: Fixed[int] = 0
+    """Bound on the sum of a group's duties, in parts per million; 0, as of the next two: what the
+    policy says. Simulations and journals of other policies say it."""
     tenant_weights: dict[str, int] = field(default_factory=dict)
     """Weights of tenants that do not have 1: who waits with twice the weight gets twice as much."""
     max_slowdown_ppm: int = 1_500_000
     """How much longer a job's cycle may get by sharing, when the job does not say."""
-    target_slowdown_ppm: int = 1_050_000
+    target_slowdown_ppm: Fixed[int] = 0
     """Predicted slowdown up to which a job with slack is placed with others."""
-    critical_target_ppm: int = 1_200_000
+    critical_target_ppm: Fixed[int] = 0
     """The same for a job that waits on its critical path."""
     link_bytes_s: Fixed[int] = 10_000_000_000
     """Bytes a second between nodes: what a move is charged by."""

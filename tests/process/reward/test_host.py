@@ -16,7 +16,7 @@ import pytest
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import common_pb2
 from plexclient.wire.v1 import reward_pb2 as pb
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.vocabulary import WorkerId
 from plexsvc.reward.host import SERVICE, WorkersHost
 from plexsvc.reward.main import serving
@@ -69,7 +69,7 @@ class Hosted:
 @asynccontextmanager
 async def hosted(directory: Path) -> AsyncIterator[Hosted]:
     write_keys(directory / "keys.json", KEYS)
-    config = RewardConfig(
+    config = RewardServiceConfig(
         listen=f"unix:{directory}/p.sock",
         keys_file=directory / "keys.json",
         programs_dir=directory / "programs",

@@ -20,7 +20,7 @@ import pytest
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexclient.wire.v1 import reward_pb2_grpc
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.main import serving
 from plexsvc.reward.proxy import RewardProxy
 from plexsvc.rpc.channels import open_channel
@@ -54,7 +54,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     keys_file = directory / "keys.json"
     write_keys(keys_file, KEYS)
-    config = RewardConfig(
+    config = RewardServiceConfig(
         listen=f"unix:{directory}/p.sock",
         keys_file=keys_file,
         programs_dir=directory / "programs",

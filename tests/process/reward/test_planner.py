@@ -16,7 +16,7 @@ from plexclient.wire.v1 import reward_pb2_grpc
 from plexsvc.ids import JobId, TenantId
 from plexsvc.node import toml
 from plexsvc.node.agent_process import AgentProcess
-from plexsvc.reward.config import RewardConfig
+from plexsvc.reward.config import RewardServiceConfig
 from plexsvc.reward.core.planning import History
 from plexsvc.reward.core.vocabulary import LEAST
 from plexsvc.reward.main import serving
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def config(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
+def config(tmp_path_factory: pytest.TempPathFactory) -> RewardServiceConfig:
     place = tmp_path_factory.mktemp("p", numbered=True)
     write_keys(place / "keys.json", KEYS)
-    return RewardConfig(
+    return RewardServiceConfig(
         listen=f"unix:{place}/p.sock",
         planner=f"unix:{place}/q.sock",
         keys_file=place / "keys.json",
@@ -46,7 +46,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
 
 
 @asynccontextmanager
-async def planner(config: RewardConfig) -> AsyncIterator[AgentProcess]:
+async def planner(config: RewardServiceConfig) -> AsyncIterator[AgentProcess]:
     path = config.keys_file.with_name("reward.toml")
     path.write_text(toml.dumps(config))
     argv = (sys.executable, "-m", "plexsvc.reward.planner", "--config", str(path))
@@ -62,7 +62,7 @@ async def planner(config: RewardConfig) -> AsyncIterator[AgentProcess]:
 
 
 @asynccontextmanager
-async def proxied(config: RewardConfig) -> AsyncIterator[Served]:
+async def proxied(config: RewardServiceConfig) -> AsyncIterator[Served]:
     async with serving(config) as (proxy, address), open_channel(address, KEYS) as channel:
         yield Served(proxy, reward_pb2_grpc.RewardStub(channel))
 
@@ -71,7 +71,7 @@ def batch(name: bytes, texts: int) -> pb.ScoreRequest:
     return asked("exact", ["4"] * texts, ["4"] * texts, batch=name * 16)
 
 
-async def test_a_batch_is_planned_by_the_jobs_last_one(config: RewardConfig) -> None:
+async def test_a_batch_is_planned_by_the_jobs_last_one(config: RewardServiceConfig) -> None:
     key = (TenantId("acme"), JobId("job-1"), "regex")
     samples = [(0, (2_000_000,)), (0, (2_000_000,))]
     HistoryFiles(config.history_dir).write(EndedBatch(key, History(samples=samples)))
@@ -86,7 +86,7 @@ async def test_a_batch_is_planned_by_the_jobs_last_one(config: RewardConfig) -> 
     assert (view.pools[0].planned, view.pools[0].held) == (2, 2)
 
 
-async def test_a_planner_that_dies_costs_nothing_but_the_plan(config: RewardConfig) -> None:
+async def test_a_planner_that_dies_costs_nothing_but_the_plan(config: RewardServiceConfig) -> None:
     async with proxied(config) as live:
         async with planner(config) as process:
             await live.score(batch(b"a", 50))
@@ -101,7 +101,9 @@ async def test_a_planner_that_dies_costs_nothing_but_the_plan(config: RewardConf
             await until(lambda: len(HistoryFiles(config.history_dir).read()) == 1)
 
 
-async def test_a_new_proxy_expects_batches_as_the_planner_knows_them(config: RewardConfig) -> None:
+async def test_a_new_proxy_expects_batches_as_the_planner_knows_them(
+    config: RewardServiceConfig,
+) -> None:
     key = (TenantId("acme"), JobId("job-1"), "exact")
     samples = [(0, (2_000_000,)), (500_000, (9_000_000,))]
     HistoryFiles(config.history_dir).write(EndedBatch(key, History(samples=samples)))

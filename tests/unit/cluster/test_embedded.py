@@ -50,9 +50,9 @@ def test_a_launcher_with_what_another_needs_is_refused(table: dict[str, object],
 
 
 def test_a_limit_of_any_part_can_be_set_and_a_misspelt_one_is_refused() -> None:
-    table = {"scheduler": {"max_jobs": 3}, "router": {"max_batch_tokens": 5}}
+    table = {"scheduler": {"max_jobs": 3}, "router": {"operators": ["o"]}}
     config = configuration.parse(table, ClusterConfig, where="test")
-    assert (config.scheduler.max_jobs, config.router.max_batch_tokens) == (3, 5)
+    assert (config.scheduler.max_jobs, config.router.operators) == (3, ("o",))
     with pytest.raises(PlexError, match="max_promts"):
         configuration.parse({"router": {"max_promts": 5}}, ClusterConfig, where="test")
 

@@ -17,7 +17,6 @@ DEVICES = st.builds(
     DeviceConfig,
     kind=st.sampled_from(["train", "rollout", "spot"]),
     bytes_total=st.integers(1, 1 << 40),
-    index=st.none() | st.just(3),
 ) | st.builds(
     DeviceConfig,
     kind=st.just("reward"),

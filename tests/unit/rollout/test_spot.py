@@ -19,7 +19,7 @@ from plexsvc.clock import SystemClock
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import VersionId
 from plexsvc.rollout import links, managers
-from plexsvc.rollout.config import RolloutConfig, SpotConfig
+from plexsvc.rollout.config import ManagerConfig, SpotConfig
 from plexsvc.rollout.core.instances import SPOT as SPOT_KIND
 from plexsvc.rollout.core.pool import SlotCame, SlotPriced
 from plexsvc.rollout.providers.lent import LentEngines
@@ -38,7 +38,7 @@ async def spot_bench(
     hosts: FakeHosts,
     *,
     held: bool = True,
-    config: RolloutConfig = FAST,
+    config: ManagerConfig = FAST,
     spot_range: service_pb2.InstanceRange = SPOT,
 ) -> AsyncIterator[Bench]:
     """A manager with one dedicated instance and those of `hosts`."""

@@ -31,7 +31,7 @@ def live_policy(limits: Limits) -> Policy:
     return replace(
         policy,
         max_jobs=limits.max_deployments_per_group,
-        duty_cap_ppm=limits.duty_cap_ppm,
-        target_slowdown_ppm=limits.target_slowdown_ppm,
-        critical_target_ppm=limits.critical_target_ppm,
+        duty_cap_ppm=limits.duty_cap_ppm or policy.duty_cap_ppm,
+        target_slowdown_ppm=limits.target_slowdown_ppm or policy.target_slowdown_ppm,
+        critical_target_ppm=limits.critical_target_ppm or policy.critical_target_ppm,
     )

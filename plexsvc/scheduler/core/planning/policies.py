@@ -5,8 +5,9 @@ group with room before it opens one; `spread` opens a group while units are idle
 least busy; both are strict FIFO with two jobs a group and order operations by HRRS, the paper's
 setting. `*_backfill` let jobs behind a blocked one go. `plex` is the product: up to five jobs a
 group, a duty cap of 0.9, every job's slowdown bound, the longest job first (`docs/scheduling.md`).
-`plex_fcfs`, `plex_sjf` and `plex_hrrs` place like it and order operations so, without prefetch.
-`plex_torn` does not keep bursts together, `plex_no_prefetch` brings no state in ahead.
+`plex_crowded` has jobs share whatever it costs them, for trials on few devices. `plex_fcfs`,
+`plex_sjf` and `plex_hrrs` place like `plex` and order operations so, without prefetch. `plex_torn`
+does not keep bursts together, `plex_no_prefetch` brings no state in ahead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Orde
 ROOM_PPM: Final = 750_000
 """The share of its own bound that a job may be predicted to use beside one that found no other
 place."""
+
+NO_BOUND_PPM: Final = 100_000_000
+"""A hundredfold: above what any job is predicted to lose."""
 
 
 class Preference(StrEnum):
@@ -112,6 +116,13 @@ _ALL: Final = (
     Policy(name="spread"),
     Policy(name="spread_backfill", backfill=True),
     PLEX,
+    replace(
+        PLEX,
+        name="plex_crowded",
+        duty_cap_ppm=NO_BOUND_PPM,
+        target_slowdown_ppm=NO_BOUND_PPM,
+        critical_target_ppm=NO_BOUND_PPM,
+    ),
     replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
     replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
     replace(PLEX, name="plex_hrrs", rules=HRRS),

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plexsvc.cli.main import app
-from plexsvc.rollout.config import RolloutConfig
+from plexsvc.rollout.config import ManagerConfig
 from plexsvc.rollout.core.instances import SERVING
 from plexsvc.rollout.operations import APPLIED
 from plexsvc.rollout.serving.control import ask
@@ -93,7 +93,7 @@ async def test_a_reclaim_in_mid_step_loses_no_sample_and_leaves_nothing_resident
     with vllm_instance(engine.place / "guest0") as dedicated:
         lent = engine.plexctl("serve", "report", "chat")["guests"][0]["instance"]
         others = cast("list[FakeInstance]", [Served(dedicated)])
-        async with bench(config=RolloutConfig(), others=others) as b:
+        async with bench(config=ManagerConfig(), others=others) as b:
             alone = await tokens_of(b)
             deployment = b.manager._deployments["rollout"]
             await deployment.add(lent, kind=SERVING.name)
