@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class RetryClock(Protocol):
     """Seconds that only differences of mean anything, and a way to let them pass."""
 
     def monotonic_s(self) -> float:
@@ -17,7 +17,7 @@ class Clock(Protocol):
         """Return after `duration_s` of this clock."""
 
 
-class SystemClock:
+class MonotonicClock:
     """The machine's monotonic clock."""
 
     def monotonic_s(self) -> float:

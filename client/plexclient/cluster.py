@@ -13,7 +13,7 @@ from plexclient import environment
 from plexclient.background import Background
 from plexclient.calls import call
 from plexclient.checks import real, whole
-from plexclient.clock import Clock, SystemClock
+from plexclient.clock import MonotonicClock, RetryClock
 from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_job_id
 from plexclient.job import Job
@@ -39,7 +39,7 @@ class Cluster:
         ca: str,
         job_id: str,
         options: ClientOptions,
-        clock: Clock,
+        clock: RetryClock,
     ) -> None:
         self.address = address
         self.background = Background()
@@ -160,7 +160,7 @@ def connect(
     token: str | None = None,
     ca: str | None = None,
     options: ClientOptions | None = None,
-    clock: Clock | None = None,
+    clock: RetryClock | None = None,
 ) -> Cluster:
     """Return a connection to the router at `host:port`, or at one of several, with commas between.
 
@@ -193,7 +193,7 @@ def connect(
         ca=signed_by,
         job_id=found.job_id,
         options=options or ClientOptions(),
-        clock=clock or SystemClock(),
+        clock=clock or MonotonicClock(),
     )
 
 

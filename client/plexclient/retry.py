@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from plexclient.clock import Clock
+from plexclient.clock import RetryClock
 from plexclient.errors import ErrorCode, PlexError
 from plexclient.failures import STATUS_FACT
 
@@ -28,7 +28,7 @@ class Retry:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: RetryClock,
         *,
         retry_for_s: float,
         give_up_after_s: float,

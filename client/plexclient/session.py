@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from plexclient import checks
 from plexclient.background import Background
-from plexclient.clock import Clock
+from plexclient.clock import RetryClock
 from plexclient.errors import ErrorCode, PlexError, bad_request, payload_too_large, queue_full
 from plexclient.link import Link
 from plexclient.options import ClientOptions
@@ -106,7 +106,7 @@ class Session:
         link: Link,
         background: Background,
         options: ClientOptions,
-        clock: Clock,
+        clock: RetryClock,
     ) -> None:
         self.job_id = job_id
         self.link = link
