@@ -85,13 +85,9 @@ def doubles(names: list[tuple[Path, str, Path]]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
-OF_BOTH = {"Clock", "Cluster", "Deployment", "Job", "SystemClock"}
-"""Things that the client and the service each have a class for: the client imports no service."""
-
-
 def test_a_class_name_stands_for_one_thing_in_the_product() -> None:
     names = [
-        (room_of(module, depth=1 if node.name in OF_BOTH else 0), node.name.lstrip("_"), module)
+        (ROOT, node.name.lstrip("_"), module)
         for module in modules()
         for node in ast.parse(module.read_text()).body
         if isinstance(node, ast.ClassDef)

@@ -7,13 +7,13 @@ from collections.abc import Collection
 
 from plexsvc.ids import UnitId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import ClusterState
 from plexsvc.scheduler.core.device.space import resident_bytes
 from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
-from plexsvc.scheduler.core.state import HELD, Deployment, Device, Wpg
+from plexsvc.scheduler.core.state import HELD, DeploymentEntry, Device, Wpg
 from plexsvc.scheduler.core.vocabulary import (
     MANAGED_KINDS,
     TERMINAL,
@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 
 
-def check(cluster: Cluster) -> None:
+def check(cluster: ClusterState) -> None:
     """Assert every invariant of the core."""
     for device in cluster.devices.at.values():
         _check_device(cluster, device)
@@ -48,7 +48,7 @@ def check(cluster: Cluster) -> None:
     assert not cluster.turn.dirty, cluster.turn.dirty
 
 
-def _check_device(cluster: Cluster, device: Device) -> None:
+def _check_device(cluster: ClusterState, device: Device) -> None:
     assert resident_bytes(cluster.devices, device) <= device.bytes_total, device
     for wpg_id, rank in device.ranks.items():
         wpg = cluster.wpgs[wpg_id]
@@ -69,7 +69,7 @@ def _check_device(cluster: Cluster, device: Device) -> None:
         assert holder.lease_no == device.lease_no, (device, holder)
 
 
-def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
+def _check_wpg(cluster: ClusterState, wpg: Wpg) -> None:
     assert (wpg.move_id is not None) == (wpg.residency in MOVING), wpg
     assert wpg.lease_no <= cluster.devices.last_lease_no, wpg
     kinds = [operation.kind for operation in wpg.running.values()]
@@ -96,7 +96,7 @@ def _check_wpg(cluster: Cluster, wpg: Wpg) -> None:
         assert granted.state is OperationState.GRANTED, (wpg, granted)
 
 
-def _check_relocation(cluster: Cluster, deployment: Deployment) -> None:
+def _check_relocation(cluster: ClusterState, deployment: DeploymentEntry) -> None:
     relocation = deployment.relocation
     assert (relocation is not None) == (deployment.deployment_id in cluster.relocating), deployment
     if relocation is None:
@@ -111,7 +111,7 @@ def _check_relocation(cluster: Cluster, deployment: Deployment) -> None:
         assert wpg.switch is None, wpg
 
 
-def _check_order(cluster: Cluster, deployment: Deployment) -> None:
+def _check_order(cluster: ClusterState, deployment: DeploymentEntry) -> None:
     limits = cluster.limits
     assert len(deployment.pending) <= limits.max_pending_per_wpg + 1, deployment
     assert all(seq >= deployment.next_seq for seq in deployment.pending), deployment
@@ -126,7 +126,7 @@ def _check_order(cluster: Cluster, deployment: Deployment) -> None:
         assert all(o.seq < deployment.next_seq for o in under_way), deployment
 
 
-def _check_booking(cluster: Cluster, deployment: Deployment) -> None:
+def _check_booking(cluster: ClusterState, deployment: DeploymentEntry) -> None:
     """Assert that a deployment that is not on its way is booked where its processes are."""
     wpg = cluster.wpg_of(deployment)
     is_waiting = deployment.deployment_id in cluster.placement.unplaced

@@ -21,7 +21,7 @@ from plexsvc.scheduler.core.actions import (
     StartOperation,
     StopWpg,
 )
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import ClusterState
 from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.relocate.relocation import carry_order
 from plexsvc.scheduler.core.state import Wpg
@@ -29,7 +29,7 @@ from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import OperationState, RelocationStage, WpgState
 
 
-def orders(cluster: Cluster) -> Iterator[Action]:
+def orders(cluster: ClusterState) -> Iterator[Action]:
     """Yield every order whose outcome has not come."""
     for wpg in cluster.wpgs.values():
         yield from _of_life(cluster, wpg)
@@ -41,7 +41,7 @@ def orders(cluster: Cluster) -> Iterator[Action]:
     yield from carries(cluster, RelocationStage.CARRYING)
 
 
-def carries(cluster: Cluster, stage: RelocationStage) -> Iterator[CarryState]:
+def carries(cluster: ClusterState, stage: RelocationStage) -> Iterator[CarryState]:
     """Yield the order for the copy of each relocation that has come so far."""
     for deployment_id in cluster.relocating:
         deployment = cluster.deployments[deployment_id]
@@ -52,7 +52,7 @@ def carries(cluster: Cluster, stage: RelocationStage) -> Iterator[CarryState]:
             yield carry_order(deployment, relocation, old=old, move_id=relocation.move_id)
 
 
-def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
+def _of_life(cluster: ClusterState, wpg: Wpg) -> Iterator[Action]:
     match wpg.state:
         case WpgState.SPAWNING:
             deployment = cluster.deployments[wpg.deployment_id]
@@ -75,7 +75,7 @@ def _of_life(cluster: Cluster, wpg: Wpg) -> Iterator[Action]:
                     )
 
 
-def is_awaited(cluster: Cluster, key: str) -> bool:
+def is_awaited(cluster: ClusterState, key: str) -> bool:
     """Return whether the core would do anything were the timer of `key` due now.
 
     What is not awaited stays so until the timer is set again: it need not be told, nor journaled.

@@ -5,7 +5,8 @@ Each can order actions (`emit`, `set_timer`), ask for another look (`touch`), an
 A mapping is read, a dictionary is changed. `Devices` holds the other two, since granting a device
 ends waits in queues and follows the plan. `Lives` is `Devices` whose roll may be changed: for
 what makes or drops jobs, deployments, WPGs and relocations in `core/life` and `core/relocate`; the
-rest of those rooms has `Devices`. `Cluster` is the whole, seen by `machine` and by who only reads.
+rest of those rooms has `Devices`. `ClusterState` is the whole, seen by `machine` and by who only
+reads.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
 from plexsvc.scheduler.core.state import (
     Charge,
-    Deployment,
+    DeploymentEntry,
     Device,
-    Job,
+    JobEntry,
     Node,
     Operation,
     Prefetches,
@@ -63,11 +64,11 @@ class Turn:
 class Roll:
     """Who there is."""
 
-    jobs: dict[JobId, Job] = field(default_factory=dict)
+    jobs: dict[JobId, JobEntry] = field(default_factory=dict)
     ended: OrderedDict[JobId, JobState] = field(default_factory=OrderedDict)
     used: OrderedDict[JobId, tuple[TenantId, dict[str, Usage]]] = field(default_factory=OrderedDict)
     """What the jobs that ended last have used."""
-    deployments: dict[DeploymentId, Deployment] = field(default_factory=dict)
+    deployments: dict[DeploymentId, DeploymentEntry] = field(default_factory=dict)
     relocating: dict[DeploymentId, None] = field(default_factory=dict)
     following: dict[DeploymentId, None] = field(default_factory=dict)
     """Rollouts that generate where their job trains, which trains elsewhere by now."""
@@ -84,8 +85,8 @@ class Slice:
     def __init__(self, turn: Turn, roll: Roll) -> None:
         self.turn = turn
         self.limits = turn.limits
-        self.jobs: Mapping[JobId, Job] = roll.jobs
-        self.deployments: Mapping[DeploymentId, Deployment] = roll.deployments
+        self.jobs: Mapping[JobId, JobEntry] = roll.jobs
+        self.deployments: Mapping[DeploymentId, DeploymentEntry] = roll.deployments
         self.relocating: Mapping[DeploymentId, None] = roll.relocating
         self.wpgs: Mapping[WpgId, Wpg] = roll.wpgs
 
@@ -102,7 +103,7 @@ class Slice:
         if wpg_id is not None:
             self.turn.dirty[wpg_id] = None
 
-    def wpg_of(self, deployment: Deployment) -> Wpg | None:
+    def wpg_of(self, deployment: DeploymentEntry) -> Wpg | None:
         """Return the deployment's current WPG, if it has one."""
         return None if deployment.wpg_id is None else self.wpgs.get(deployment.wpg_id)
 
@@ -229,7 +230,7 @@ class Lives(Devices):
     roll: Roll
 
 
-class Cluster(Slice):
+class ClusterState(Slice):
     """Everything the core knows."""
 
     def __init__(self, *, limits: Limits, epoch: int) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar, assert_never, cast
 from plexsvc.ids import DeploymentId, OperationId, WpgId
 from plexsvc.scheduler.core import awaited, events, timers
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.cluster import Cluster, Slice
+from plexsvc.scheduler.core.cluster import ClusterState, Slice
 from plexsvc.scheduler.core.device import grants, learning
 from plexsvc.scheduler.core.life import deployments, instances, jobs, nodes, outcomes
 from plexsvc.scheduler.core.limits import Limits
@@ -41,9 +41,9 @@ class Scheduler:
     []
     """
 
-    def __init__(self, *, limits: Limits, epoch: int, cluster: Cluster | None = None) -> None:
+    def __init__(self, *, limits: Limits, epoch: int, cluster: ClusterState | None = None) -> None:
         """Begin with nothing, or go on from what an earlier core of that epoch knew."""
-        self.cluster = cluster or Cluster(limits=limits, epoch=epoch)
+        self.cluster = cluster or ClusterState(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
         self._timed = (
@@ -79,7 +79,7 @@ class Scheduler:
         return turn.actions
 
 
-def _handlers(cluster: Cluster) -> Mapping[type[events.Event], Callable[[events.Event], None]]:
+def _handlers(cluster: ClusterState) -> Mapping[type[events.Event], Callable[[events.Event], None]]:
     """Return what handles each kind of event, with the slice of the cluster that it may change."""
     queues, devices, lives = cluster.queues, cluster.devices, cluster.lives
     rows = [
@@ -135,12 +135,12 @@ def _on(
     return kind, cast("Callable[[events.Event], None]", handler)
 
 
-def _due(cluster: Cluster, event: events.TimerFired) -> None:
+def _due(cluster: ClusterState, event: events.TimerFired) -> None:
     if awaited.is_awaited(cluster, event.key):
         _fire(cluster, *timers.parse(event.key))
 
 
-def _fire(cluster: Cluster, timer: Timer, name: str) -> None:
+def _fire(cluster: ClusterState, timer: Timer, name: str) -> None:
     match timer:
         case Timer.GAP:
             lanes.close_gap(cluster.queues, DeploymentId(name))

@@ -202,7 +202,7 @@ class Pattern:
 
 
 @dataclass(slots=True, kw_only=True)
-class Deployment:
+class DeploymentEntry:
     """A model a job wants runnable, and the order of its operations.
 
     It has one *current* WPG, which runs its operations. While it is being relocated, another is
@@ -436,7 +436,7 @@ class Charge:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class JobEntry:
     """One tenant's run."""
 
     job_id: JobId

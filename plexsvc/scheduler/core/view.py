@@ -13,7 +13,7 @@ from functools import partial
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core import awaited
 from plexsvc.scheduler.core.actions import Action
-from plexsvc.scheduler.core.cluster import Cluster
+from plexsvc.scheduler.core.cluster import ClusterState
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import circles, reasons
@@ -21,9 +21,9 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import (
     Charge,
-    Deployment,
+    DeploymentEntry,
     Device,
-    Job,
+    JobEntry,
     Node,
     Operation,
     Prefetches,
@@ -36,14 +36,14 @@ from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 class ClusterView:
     """What the core knows at the moment of asking."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         queues, placement, devices = cluster.queues, cluster.placement, cluster.devices
         self.limits = cluster.limits
-        self.jobs: Mapping[JobId, Job] = cluster.jobs
+        self.jobs: Mapping[JobId, JobEntry] = cluster.jobs
         self.ended: Mapping[JobId, JobState] = cluster.roll.ended
         self.ended_usage: Mapping[JobId, tuple[TenantId, dict[str, Usage]]] = cluster.roll.used
-        self.deployments: Mapping[DeploymentId, Deployment] = cluster.deployments
+        self.deployments: Mapping[DeploymentId, DeploymentEntry] = cluster.deployments
         self.relocating: Mapping[DeploymentId, None] = cluster.relocating
         self.wpgs: Mapping[WpgId, Wpg] = cluster.wpgs
         self.operations: Mapping[OperationId, Operation] = queues.operations

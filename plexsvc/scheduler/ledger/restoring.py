@@ -13,7 +13,7 @@ from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.errors import internal
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId
 from plexsvc.scheduler.core.actions import DeploymentLost
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
     TERMINAL,
@@ -126,7 +126,7 @@ def _job(row: JobRow, *, state: JobState) -> JobRecord:
     )
 
 
-def _deployment(row: DeploymentRow, found: Deployment) -> DeploymentRecord:
+def _deployment(row: DeploymentRow, found: DeploymentEntry) -> DeploymentRecord:
     kept = service_pb2.Deployment.FromString(row.record)
     return DeploymentRecord(
         deployment_id=found.deployment_id,

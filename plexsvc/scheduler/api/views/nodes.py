@@ -14,7 +14,7 @@ from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
 from plexsvc.scheduler.api.views.lens import Lens
-from plexsvc.scheduler.core.state import Deployment, Device, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Device, Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import Place
 from plexsvc.scheduler.live import LiveScheduler
@@ -78,7 +78,7 @@ def link_of(scheduler: LiveScheduler, node_id: str) -> NodeLink:
     return next((link for link in named if link.is_up), named[-1])
 
 
-def moving_to(deployment: Deployment) -> list[str]:
+def moving_to(deployment: DeploymentEntry) -> list[str]:
     """Return the devices a deployment is being moved to, none when it stays."""
     relocation = deployment.relocation
     return [] if relocation is None else [place.unit for place in relocation.places]
@@ -198,7 +198,7 @@ def _is_moving(cluster: ClusterView, wpg: Wpg) -> bool:
     return relocation is not None or not cluster.is_current(wpg)
 
 
-def _left_behind(cluster: ClusterView, wpg: Wpg, deployment: Deployment) -> str:
+def _left_behind(cluster: ClusterView, wpg: Wpg, deployment: DeploymentEntry) -> str:
     if deployment.relocation_fault is not None:
         return f"stays for now: {deployment.relocation_fault.message}"
     if wpg.is_rollout:

@@ -10,7 +10,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.ring import Taken
-from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Operation, Wpg
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
@@ -74,12 +74,12 @@ def explain_job(cluster: ClusterView, job_id: JobId, *, now_us: int) -> Story | 
     )
 
 
-def _no_place(cluster: ClusterView, deployment: Deployment) -> str:
+def _no_place(cluster: ClusterView, deployment: DeploymentEntry) -> str:
     return cluster.why_waits(deployment) + cluster.circle_of(deployment)
 
 
 def _deployment_story(
-    cluster: ClusterView, deployment: Deployment, *, now_us: int
+    cluster: ClusterView, deployment: DeploymentEntry, *, now_us: int
 ) -> tuple[str, list[str]]:
     if deployment.fault is not None:
         return f"failed with {deployment.fault.code}: {deployment.fault.message}", []
@@ -112,7 +112,7 @@ def _waits_to_start(wpg: Wpg) -> bool:
 
 
 def _doing(
-    cluster: ClusterView, deployment: Deployment, wpg: Wpg, *, now_us: int
+    cluster: ClusterView, deployment: DeploymentEntry, wpg: Wpg, *, now_us: int
 ) -> tuple[str, list[str]]:
     """Say what runs, else what the head of the line waits for, else since when it is idle."""
     for operation in wpg.running.values():
@@ -138,7 +138,7 @@ def _doing(
     return f"is idle{since}: nothing is submitted", facts
 
 
-def _relocation(cluster: ClusterView, deployment: Deployment, *, now_us: int) -> list[str]:
+def _relocation(cluster: ClusterView, deployment: DeploymentEntry, *, now_us: int) -> list[str]:
     relocation = deployment.relocation
     if relocation is not None:
         where = ", ".join(p.unit for p in relocation.places)
@@ -156,7 +156,7 @@ def _relocation(cluster: ClusterView, deployment: Deployment, *, now_us: int) ->
     return []
 
 
-def _plan(cluster: ClusterView, deployment: Deployment, *, now_us: int) -> list[str]:
+def _plan(cluster: ClusterView, deployment: DeploymentEntry, *, now_us: int) -> list[str]:
     """Say how the planner sees a training deployment: its company, slowdown, and whether late."""
     planner = cluster.planners[deployment.device_kind]
     key = deployment.resident_id
@@ -218,7 +218,7 @@ def _waits(cluster: ClusterView, job_id: JobId) -> list[str]:
 
 
 def _reason(
-    cluster: ClusterView, deployment: Deployment, operation: Operation, *, now_us: int
+    cluster: ClusterView, deployment: DeploymentEntry, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
     match operation.state:
         case OperationState.RUNNING:
@@ -237,7 +237,7 @@ def _reason(
 
 
 def _waiting(
-    cluster: ClusterView, deployment: Deployment, operation: Operation, *, now_us: int
+    cluster: ClusterView, deployment: DeploymentEntry, operation: Operation, *, now_us: int
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None:
@@ -258,7 +258,12 @@ def _waiting(
 
 
 def _in_line(
-    cluster: ClusterView, deployment: Deployment, wpg: Wpg, operation: Operation, *, now_us: int
+    cluster: ClusterView,
+    deployment: DeploymentEntry,
+    wpg: Wpg,
+    operation: Operation,
+    *,
+    now_us: int,
 ) -> tuple[str, list[str]]:
     head = cluster.head(wpg)
     if operation is not head:
@@ -349,7 +354,7 @@ def _holding(cluster: ClusterView, holder: WpgId, *, now_us: int) -> list[str]:
 
 
 def _switching(
-    cluster: ClusterView, deployment: Deployment, *, now_us: int
+    cluster: ClusterView, deployment: DeploymentEntry, *, now_us: int
 ) -> tuple[str, list[str]]:
     wpg = cluster.wpg_of(deployment)
     if wpg is None or wpg.switch is None:
@@ -377,7 +382,7 @@ def _since_us(operation: Operation) -> int:
             return operation.submitted_us
 
 
-def _name(deployment: Deployment) -> str:
+def _name(deployment: DeploymentEntry) -> str:
     return deployment.name or deployment.deployment_id
 
 

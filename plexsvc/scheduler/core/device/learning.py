@@ -26,7 +26,7 @@ from plexsvc.scheduler.core.planning.profiler import (
     is_felt,
 )
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Deployment, Job, Operation, Pattern, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, JobEntry, Operation, Pattern, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import JobState, OperationKind
 
@@ -49,7 +49,7 @@ PROBE_PERIOD_US: Final = 60 * SECOND_US
 """Period given to a deployment of which only the busy share is known."""
 
 
-def predicted_us(deployment: Deployment, operation: Operation) -> int:
+def predicted_us(deployment: DeploymentEntry, operation: Operation) -> int:
     """Return how long an operation is expected to run."""
     return deployment.pattern.run_us.get(operation.kind, PRIOR_SERVICE_US)
 
@@ -103,7 +103,7 @@ def _trained_there(devices: Devices, wpg: Wpg) -> list[Wpg]:
     return found
 
 
-def start_probe(devices: Devices, deployment: Deployment) -> None:
+def start_probe(devices: Devices, deployment: DeploymentEntry) -> None:
     """Bound the time a cold deployment keeps its group to itself."""
     pattern, job = deployment.pattern, devices.jobs[deployment.job_id]
     pattern.since_us, pattern.busy_us = devices.now_us, 0
@@ -143,7 +143,7 @@ def end_probe(devices: Devices, deployment_id: DeploymentId) -> None:
     planner.learned(deployment.resident_id, profile)
 
 
-def keep(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
+def keep(devices: Devices, deployment: DeploymentEntry, wpg: Wpg) -> None:
     """Keep a deployment's cycle, what `wpg` took on a device and how long its job ran.
 
     Later submissions of its kind are planned by it.
@@ -225,7 +225,7 @@ def _observe_stage(devices: Devices, wpg: Wpg, *, run_us: int) -> None:
     pattern.spent_us += run_us
 
 
-def _keep_stage(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
+def _keep_stage(devices: Devices, deployment: DeploymentEntry, wpg: Wpg) -> None:
     """Keep a rollout's part of its job's cycle, once that is known and where it has changed."""
     mine = [devices.deployments[d] for d in devices.jobs[deployment.job_id].deployments]
     cycles = [one.pattern.cycles.profile for one in mine if not one.is_rollout]
@@ -248,7 +248,7 @@ def _keep_stage(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
     devices.emit(KeepProfile(kept=kept))
 
 
-def _own_start_us(deployment: Deployment, job: Job, operation: Operation) -> int:
+def _own_start_us(deployment: DeploymentEntry, job: JobEntry, operation: Operation) -> int:
     """Return when an operation would have begun had its job run alone.
 
     What goes on with a burst follows the operation before, whatever ended meanwhile.
@@ -266,12 +266,12 @@ def _own_start_us(deployment: Deployment, job: Job, operation: Operation) -> int
     return operation.own_us if begins_cycle else after_us
 
 
-def _starts_cycle(pattern: Pattern, job: Job) -> bool | None:
+def _starts_cycle(pattern: Pattern, job: JobEntry) -> bool | None:
     """Return whether weights were published since the last operation; None: the job never does."""
     return pattern.cycle != job.cycle if job.cycle else None
 
 
-def _judge_record(devices: Devices, deployment: Deployment) -> None:
+def _judge_record(devices: Devices, deployment: DeploymentEntry) -> None:
     """Note how far the first cycle is from what an earlier run left on record."""
     book = devices.placement.book
     key = demands.profile_key(devices.placement, deployment)

@@ -13,7 +13,7 @@ from plexsvc.scheduler.core.events import DeploymentRequested, DeploymentsDeclar
 from plexsvc.scheduler.core.life import rebuilding, wpgs
 from plexsvc.scheduler.core.place import circles, demands, placing, reasons
 from plexsvc.scheduler.core.queues import endings
-from plexsvc.scheduler.core.state import Deployment, Job, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, JobEntry, Wpg
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, JobState
 
 
@@ -53,12 +53,12 @@ def never(placement: Placement, asked: Sequence[DeploymentRequested]) -> Fault |
 
 def _new(
     event: DeploymentRequested, *, declared_with: tuple[DeploymentId, ...], at_us: int
-) -> Deployment:
+) -> DeploymentEntry:
     asked = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "at_us"}
-    return Deployment(**asked, declared_with=declared_with, requested_us=at_us)
+    return DeploymentEntry(**asked, declared_with=declared_with, requested_us=at_us)
 
 
-def refuse(devices: Devices, wanted: Sequence[Deployment], fault: Fault) -> None:
+def refuse(devices: Devices, wanted: Sequence[DeploymentEntry], fault: Fault) -> None:
     """Fail deployments that get no devices, whether they wait or not yet."""
     for one in wanted:
         if one.deployment_id in devices.placement.unplaced:
@@ -107,7 +107,7 @@ def open_circles(devices: Devices) -> None:
         refuse(devices, demands.waiting_with(devices.placement, one), fault)
 
 
-def fail(devices: Devices, deployment: Deployment, fault: Fault) -> None:
+def fail(devices: Devices, deployment: DeploymentEntry, fault: Fault) -> None:
     """Fail a deployment and everything it runs or has waiting; later operations are refused."""
     if deployment.state in {DeploymentState.FAILED, DeploymentState.STOPPED}:
         return
@@ -138,7 +138,7 @@ def fail_wpg(devices: Devices, wpg: Wpg, fault: Fault) -> None:
     wpgs.stop(devices, wpg)
 
 
-def refuse_waiting(devices: Devices, deployment: Deployment, fault: Fault) -> None:
+def refuse_waiting(devices: Devices, deployment: DeploymentEntry, fault: Fault) -> None:
     """Refuse all that waits in a deployment, its granted operation included."""
     wpg = devices.wpg_of(deployment)
     if wpg is not None:
@@ -148,7 +148,7 @@ def refuse_waiting(devices: Devices, deployment: Deployment, fault: Fault) -> No
     deployment.gap_seq = None
 
 
-def end(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
+def end(devices: Devices, deployment: DeploymentEntry, wpg: Wpg) -> None:
     """Note that nothing is left of a deployment's current WPG."""
     learning.keep(devices, deployment, wpg)
     placing.free(devices.placement, wpg)
@@ -158,7 +158,7 @@ def end(devices: Devices, deployment: Deployment, wpg: Wpg) -> None:
         announce(devices, deployment)
 
 
-def announce(devices: Devices, deployment: Deployment) -> None:
+def announce(devices: Devices, deployment: DeploymentEntry) -> None:
     """Tell a deployment's state."""
     devices.emit(
         DeploymentChanged(
@@ -170,7 +170,7 @@ def announce(devices: Devices, deployment: Deployment) -> None:
     )
 
 
-def announce_job(lives: Lives, job: Job) -> None:
+def announce_job(lives: Lives, job: JobEntry) -> None:
     """Tell a job's state."""
     lives.emit(
         JobChanged(job_id=job.job_id, state=job.state, reason=job.reason, device_us=job.device_us)

@@ -23,7 +23,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Job
+from plexsvc.scheduler.core.state import JobEntry
 from plexsvc.scheduler.core.vocabulary import (
     TERMINAL,
     Fault,
@@ -44,7 +44,7 @@ MAX_USED_JOBS: Final = 256
 def open_job(lives: Lives, event: JobSubmitted) -> None:
     """Record a new job; a known one stays as it is."""
     if event.job_id not in lives.jobs:
-        lives.roll.jobs[event.job_id] = Job(
+        lives.roll.jobs[event.job_id] = JobEntry(
             job_id=event.job_id,
             tenant=event.tenant,
             name=event.name,
@@ -93,7 +93,7 @@ def end(lives: Lives, event: JobEndRequested) -> None:
     drop_ended(lives, job)
 
 
-def drop_ended(lives: Lives, job: Job) -> None:
+def drop_ended(lives: Lives, job: JobEntry) -> None:
     """Drop an ending job once none of its processes is left."""
     if job.ending is None or any(w.job_id == job.job_id for w in lives.wpgs.values()):
         return

@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.life import wpgs
 from plexsvc.scheduler.core.place import circles, hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import WRITING_KINDS, DeploymentState, Fault
 
 MAX_LOSSES: Final = 3
@@ -126,14 +126,14 @@ def applied(devices: Devices, wpg: Wpg, operation: Operation) -> None:
         )
 
 
-def rebuilt(devices: Devices, deployment: Deployment) -> None:
+def rebuilt(devices: Devices, deployment: DeploymentEntry) -> None:
     """Note that a deployment's processes have its state again."""
     was_lost, deployment.lost, deployment.lost_us = deployment.lost is not None, None, 0
     if was_lost:
         keep_beside(devices, deployment)
 
 
-def keep_beside(devices: Devices, deployment: Deployment) -> None:
+def keep_beside(devices: Devices, deployment: DeploymentEntry) -> None:
     """Have another node copy the last copy, where none does and one has room."""
     wpg = devices.wpg_of(deployment)
     is_whole = deployment.state is DeploymentState.READY and deployment.lost is None
@@ -146,7 +146,7 @@ def keep_beside(devices: Devices, deployment: Deployment) -> None:
         devices.emit(KeepState(wpg_id=wpg.wpg_id, seq=0, lease_no=wpg.lease_no, beside=home))
 
 
-def _second_home(placement: Placement, deployment: Deployment, wpg: Wpg) -> NodeId | None:
+def _second_home(placement: Placement, deployment: DeploymentEntry, wpg: Wpg) -> NodeId | None:
     """Return which node keeps a second copy: the one that did, or the one with the most room.
 
     It holds the copy before and the next, which comes there before it is copied.

@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.actions import CancelOperation, StopWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import space, switch
 from plexsvc.scheduler.core.queues import endings
-from plexsvc.scheduler.core.state import Deployment, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import (
     Fault,
     OperationKind,
@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 
 
-def add(lives: Lives, deployment: Deployment, places: tuple[Place, ...]) -> Wpg:
+def add(lives: Lives, deployment: DeploymentEntry, places: tuple[Place, ...]) -> Wpg:
     """Return a new WPG of a deployment, on its devices, of which no process runs yet."""
     lives.roll.last_wpg_no += 1
     wpg = Wpg(

@@ -24,7 +24,7 @@ from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Search, Spot
 from plexsvc.scheduler.core.planning.profile import Load
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault
 
@@ -37,7 +37,7 @@ def look_later(placement: Placement, node_id: NodeId) -> None:
     placement.set_timer(Timer.CIRCLE, node_id, at_us=placement.now_us + GRACE_US)
 
 
-def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
+def closed_by(placement: Placement, deployment: DeploymentEntry) -> Fault | None:
     """Return the fault of a deployment whose wait would close a circle; None if it closes none.
 
     What its job has and waits for may also be more than there is, which nobody says while nodes
@@ -58,7 +58,7 @@ def closed_by(placement: Placement, deployment: Deployment) -> Fault | None:
     return _fault(placement, deployment, waiting, stuck) if job_id in stuck else None
 
 
-def youngest(placement: Placement) -> tuple[Deployment, Fault] | None:
+def youngest(placement: Placement) -> tuple[DeploymentEntry, Fault] | None:
     """Return the latest request among the jobs in circles, and its fault; None without a circle.
 
     Refused, it opens a circle as a request that would have closed one does.
@@ -72,7 +72,7 @@ def youngest(placement: Placement) -> tuple[Deployment, Fault] | None:
     return latest, _fault(placement, latest, waiting, stuck)
 
 
-def told(placement: Placement, deployment: Deployment) -> str:
+def told(placement: Placement, deployment: DeploymentEntry) -> str:
     """Say that a deployment waits in a circle that a lost or closed node closed; else nothing."""
     stuck = _stuck(placement, _waiting(placement))
     if deployment.job_id not in stuck:
@@ -85,9 +85,9 @@ def told(placement: Placement, deployment: Deployment) -> str:
 
 def _waiting(
     placement: Placement, among: Collection[DeploymentId] | None = None
-) -> dict[JobId, list[Deployment]]:
+) -> dict[JobId, list[DeploymentEntry]]:
     """Return what each job waits for that others may have, of all deployments or of some."""
-    waiting: dict[JobId, list[Deployment]] = {}
+    waiting: dict[JobId, list[DeploymentEntry]] = {}
     for deployment_id in placement.unplaced if among is None else among:
         if deployment_id not in placement.unplaced:
             continue
@@ -99,7 +99,7 @@ def _waiting(
     return waiting
 
 
-def _stuck(placement: Placement, waiting: Mapping[JobId, list[Deployment]]) -> set[JobId]:
+def _stuck(placement: Placement, waiting: Mapping[JobId, list[DeploymentEntry]]) -> set[JobId]:
     """Return which jobs hold something and wait for each other."""
     stuck = {job_id for job_id in waiting if _wpgs(placement, job_id)}
     while ends := [j for j in stuck if _may_end(placement, waiting[j], stuck)]:
@@ -107,9 +107,9 @@ def _stuck(placement: Placement, waiting: Mapping[JobId, list[Deployment]]) -> s
     return stuck
 
 
-def _may_end(placement: Placement, wanted: list[Deployment], stuck: Collection[JobId]) -> bool:
+def _may_end(placement: Placement, wanted: list[DeploymentEntry], stuck: Collection[JobId]) -> bool:
     """Return whether a job could have all it waits for if only `stuck` jobs kept what they have."""
-    instances: dict[str, list[Deployment]] = {}
+    instances: dict[str, list[DeploymentEntry]] = {}
     for one in wanted:
         if one.is_rollout:
             instances.setdefault(one.device_kind, []).append(one)
@@ -118,7 +118,9 @@ def _may_end(placement: Placement, wanted: list[Deployment], stuck: Collection[J
     return all(_has_devices(placement, those, stuck) for those in instances.values())
 
 
-def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collection[JobId]) -> bool:
+def _has_devices(
+    placement: Placement, wanted: list[DeploymentEntry], stuck: Collection[JobId]
+) -> bool:
     """Return whether instances of one kind would all find idle devices, or ones that sharers have.
 
     Engines that may sleep keep nobody out who may, too: only what is not shared is held. Instances
@@ -137,7 +139,9 @@ def _has_devices(placement: Placement, wanted: list[Deployment], stuck: Collecti
     return left >= count
 
 
-def _has_training_place(placement: Placement, wanted: Deployment, stuck: Collection[JobId]) -> bool:
+def _has_training_place(
+    placement: Placement, wanted: DeploymentEntry, stuck: Collection[JobId]
+) -> bool:
     """Return whether some gang would take a deployment beside the `stuck` jobs' deployments."""
     planner = placement.planner(wanted.device_kind)
     board, demand = planner.board, planner.waiting[wanted.resident_id]
@@ -209,8 +213,8 @@ def _wpgs(placement: Placement, job_id: JobId) -> list[Wpg]:
 
 def _fault(
     placement: Placement,
-    deployment: Deployment,
-    waiting: Mapping[JobId, list[Deployment]],
+    deployment: DeploymentEntry,
+    waiting: Mapping[JobId, list[DeploymentEntry]],
     stuck: Collection[JobId],
 ) -> Fault:
     told = []

@@ -14,10 +14,10 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS, PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
-from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.state import DeploymentEntry
 
 
-def demand(placement: Placement, deployment: Deployment) -> Demand:
+def demand(placement: Placement, deployment: DeploymentEntry) -> Demand:
     """Return what a deployment asks of placement: its cycle if an earlier run measured it."""
     job, book = placement.jobs[deployment.job_id], placement.book
     key = profile_key(placement, deployment)
@@ -56,7 +56,7 @@ def _expected_us(warm: KeptProfile | None, *, steps: int) -> int:
     return warm.profile.period_us * steps or warm.run_us or PRIOR_JOB_US
 
 
-def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
+def profile_key(placement: Placement, deployment: DeploymentEntry) -> ProfileKey:
     """Return what makes two runs the same for planning."""
     job = placement.jobs[deployment.job_id]
     return ProfileKey(
@@ -67,43 +67,43 @@ def profile_key(placement: Placement, deployment: Deployment) -> ProfileKey:
     )
 
 
-def planner_of(placement: Placement, deployment: Deployment) -> tuple[Planner, ResidentId]:
+def planner_of(placement: Placement, deployment: DeploymentEntry) -> tuple[Planner, ResidentId]:
     """Return the planner a deployment is, or will be, booked with, and its name there."""
     return placement.planner(deployment.device_kind), deployment.resident_id
 
 
-def is_placed(placement: Placement, deployment: Deployment) -> bool:
+def is_placed(placement: Placement, deployment: DeploymentEntry) -> bool:
     """Return whether a training deployment has its place on the board."""
     planner, key = planner_of(placement, deployment)
     return key in planner.board.group_of
 
 
-def rollouts_waiting(placement: Placement) -> dict[tuple[JobId, str], list[Deployment]]:
+def rollouts_waiting(placement: Placement) -> dict[tuple[JobId, str], list[DeploymentEntry]]:
     """Return the rollout deployments that may have devices now, by job and kind, in order."""
     waiting = [placement.deployments[d] for d in placement.unplaced]
     training = {one.job_id for one in waiting if not one.is_rollout}
-    found: dict[tuple[JobId, str], list[Deployment]] = {}
+    found: dict[tuple[JobId, str], list[DeploymentEntry]] = {}
     for one in waiting:
         if one.is_rollout and one.job_id not in training:
             found.setdefault((one.job_id, one.device_kind), []).append(one)
     return found
 
 
-def waiting_with(placement: Placement, deployment: Deployment) -> list[Deployment]:
+def waiting_with(placement: Placement, deployment: DeploymentEntry) -> list[DeploymentEntry]:
     """Return what of a deployment's set waits for devices; of one that is alone, itself."""
     together = deployment.declared_with or (deployment.deployment_id,)
     unplaced = set(placement.unplaced)
     return [placement.deployments[d] for d in together if d in unplaced]
 
 
-def lead_of(placement: Placement, deployment: Deployment) -> Deployment | None:
+def lead_of(placement: Placement, deployment: DeploymentEntry) -> DeploymentEntry | None:
     """Return who waits for a deployment's whole set; None if it is alone, or of instances only."""
     together = [placement.deployments[d] for d in deployment.declared_with]
     training = [one for one in together if not one.is_rollout]
     return max(training, key=lambda one: one.num_devices, default=None)
 
 
-def is_queued(placement: Placement, deployment: Deployment) -> bool:
+def is_queued(placement: Placement, deployment: DeploymentEntry) -> bool:
     """Return whether a deployment that waits for training devices has a place in their queue.
 
     One whose lead waits has none.

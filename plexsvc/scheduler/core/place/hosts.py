@@ -14,7 +14,7 @@ from plexsvc.ids import MoveId, NodeId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import Use
-from plexsvc.scheduler.core.state import Deployment, HostBytes, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, HostBytes, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, NodeBytes, OperationKind
 
 
@@ -47,7 +47,7 @@ def hold(placement: Placement, event: VersionsHeld) -> None:
     _look_again(placement, freed)
 
 
-def charge_versions(placement: Placement, deployment: Deployment, *, nbytes: int = 0) -> None:
+def charge_versions(placement: Placement, deployment: DeploymentEntry, *, nbytes: int = 0) -> None:
     """Charge a job for a deployment's versions until now; they take `nbytes` from now on."""
     used, now_us = placement.jobs[deployment.job_id].used("memory"), placement.now_us
     used.host_byte_us += deployment.versions.spent(now_us)
@@ -83,7 +83,7 @@ def copied(placement: Placement, wpg: Wpg, operation: Operation) -> None:
         _reserve(placement, Use.READS, wpg.wpg_id, {})
 
 
-def spread(placement: Placement, deployment: Deployment) -> None:
+def spread(placement: Placement, deployment: DeploymentEntry) -> None:
     """Book what a training deployment has elsewhere than where it is booked.
 
     The WPG that it moves away from keeps its state, and gets a complete copy of it. One that is

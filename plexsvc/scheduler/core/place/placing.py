@@ -30,11 +30,11 @@ from plexsvc.scheduler.core.place.demands import (
 from plexsvc.scheduler.core.planning.profile import Demand
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.planning.waiting import RETURN_US, Aged, may_reserve
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Place
 
-Placed = tuple[Deployment, tuple[Place, ...]]
+Placed = tuple[DeploymentEntry, tuple[Place, ...]]
 """A deployment and its devices in rank order."""
 
 
@@ -57,7 +57,7 @@ def lose(placement: Placement, wpg: Wpg) -> None:
 
 
 def least_used(
-    placement: Placement, deployment: Deployment, *, among: Collection[UnitId]
+    placement: Placement, deployment: DeploymentEntry, *, among: Collection[UnitId]
 ) -> tuple[UnitId, ...] | None:
     """Return the block of `among` on whose devices the fewest live; None if there is no block."""
 
@@ -70,14 +70,16 @@ def least_used(
     return min(blocks, key=lambda block: max(map(used, block)), default=None)
 
 
-def resize(placement: Placement, deployment: Deployment, device_bytes: tuple[int, ...]) -> None:
+def resize(
+    placement: Placement, deployment: DeploymentEntry, device_bytes: tuple[int, ...]
+) -> None:
     """Book what a deployment's state takes, now that it is known."""
     planner, key = planner_of(placement, deployment)
     if key in planner.board.group_of:
         planner.resize(key, max(device_bytes, default=0))
 
 
-def request(placement: Placement, deployment: Deployment) -> None:
+def request(placement: Placement, deployment: DeploymentEntry) -> None:
     """Have a deployment wait for devices."""
     placement.has_changed = True
     placement.unplaced.append(deployment.deployment_id)
@@ -88,7 +90,7 @@ def request(placement: Placement, deployment: Deployment) -> None:
         _enqueue(placement, deployment)
 
 
-def bound_wait(placement: Placement, deployment: Deployment) -> None:
+def bound_wait(placement: Placement, deployment: DeploymentEntry) -> None:
     """Have a deployment that waits fail after `placement_timeout_us`, if that is set."""
     timeout_us = placement.limits.placement_timeout_us
     if timeout_us:
@@ -96,7 +98,7 @@ def bound_wait(placement: Placement, deployment: Deployment) -> None:
         placement.set_timer(Timer.PLACE, deployment.deployment_id, at_us=at_us)
 
 
-def follow(placement: Placement, placed: Deployment) -> bool:
+def follow(placement: Placement, placed: DeploymentEntry) -> bool:
     """Have the rest of a set queue when its lead was placed; return whether there is any."""
     if demands.lead_of(placement, placed) is not placed:
         return False
@@ -107,14 +109,14 @@ def follow(placement: Placement, placed: Deployment) -> bool:
     return bool(others)
 
 
-def _enqueue(placement: Placement, deployment: Deployment) -> None:
+def _enqueue(placement: Placement, deployment: DeploymentEntry) -> None:
     planner = placement.planner(deployment.device_kind)
     planner.submit(demand(placement, deployment))
     placement.look_us = 0  # it may wait: somebody may have to make room
     _look_at_left(placement, deployment)
 
 
-def _look_at_left(placement: Placement, deployment: Deployment) -> None:
+def _look_at_left(placement: Placement, deployment: DeploymentEntry) -> None:
     """Have the core look again when units that were left are kept for nobody any more."""
     left = placement.planner(deployment.device_kind).kept.left
     for until_us in {until_us for until_us, _ in left.values()}:
@@ -128,7 +130,7 @@ def renew(placement: Placement) -> None:
             planner.renew(demand(placement, placement.deployments[DeploymentId(name)]))
 
 
-def withdraw(placement: Placement, deployment: Deployment) -> None:
+def withdraw(placement: Placement, deployment: DeploymentEntry) -> None:
     """Take a deployment out of those that wait."""
     _no_longer_waits(placement, deployment)
     planner = placement.planner(deployment.device_kind)
@@ -196,7 +198,7 @@ class _Claims:
         # It comes alone, or its lead has taken what its set needs.
         if demands.lead_of(placement, deployment) is not deployment:
             return True
-        needed: dict[str, list[Deployment]] = {}
+        needed: dict[str, list[DeploymentEntry]] = {}
         for one in demands.waiting_with(placement, deployment):
             if one.is_rollout and not one.where_it_trains:
                 needed.setdefault(one.device_kind, []).append(one)
@@ -231,7 +233,7 @@ class _IdleKept:
     """Whether they find devices once those who wait for nothing have ended."""
 
     @classmethod
-    def of(cls, placement: Placement, wanted: Demand, together: Sequence[Deployment]) -> Self:
+    def of(cls, placement: Placement, wanted: Demand, together: Sequence[DeploymentEntry]) -> Self:
         """Keep devices for a job's instances of one kind."""
         kind, count = together[0].device_kind, sum(one.num_devices for one in together)
         waiting = {placement.deployments[d].job_id for d in placement.unplaced}
@@ -257,7 +259,9 @@ class _IdleKept:
         return holds and not (is_behind and self.is_certain)
 
 
-def _hold_all(placement: Placement, together: Collection[Deployment], units: Gang) -> list[Placed]:
+def _hold_all(
+    placement: Placement, together: Collection[DeploymentEntry], units: Gang
+) -> list[Placed]:
     """Give devices to deployments one after another."""
     done: list[Placed] = []
     for one in together:
@@ -308,7 +312,7 @@ def _instances(placement: Placement, *, kept: Mapping[str, _IdleKept]) -> list[P
     return done
 
 
-def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
+def trained_on(placement: Placement, deployment: DeploymentEntry) -> list[Place]:
     """Return the devices that a rollout's job trains on, of its kind and on nodes that are open."""
     mine = [placement.deployments[d] for d in placement.jobs[deployment.job_id].deployments]
     wpgs = [placement.wpg_of(other) for other in mine if not other.is_rollout]
@@ -323,7 +327,7 @@ def trained_on(placement: Placement, deployment: Deployment) -> list[Place]:
 
 def _for_instances(
     placement: Placement,
-    together: list[Deployment],
+    together: list[DeploymentEntry],
     *,
     beside: Mapping[DeploymentId, Gang] = MappingProxyType({}),
 ) -> Gang | None:
@@ -343,7 +347,7 @@ def _for_instances(
 
 
 def idle_for(
-    placement: Placement, deployment: Deployment, *, among: Gang | None = None
+    placement: Placement, deployment: DeploymentEntry, *, among: Gang | None = None
 ) -> Gang | None:
     """Return idle devices for all instances of a rollout deployment; None if there are too few."""
     kind, board = deployment.device_kind, placement.planner(deployment.device_kind).board
@@ -369,7 +373,7 @@ def _left_behind(placement: Placement) -> set[UnitId]:
     return {place.unit for wpg in wpgs if wpg is not None for place in wpg.places}
 
 
-def hold(placement: Placement, deployment: Deployment, units: Gang) -> None:
+def hold(placement: Placement, deployment: DeploymentEntry, units: Gang) -> None:
     """Give idle devices to the instances that a rollout deployment starts next."""
     board = placement.planner(deployment.device_kind).board
     holder = _holder(deployment, incarnation=deployment.incarnations)
@@ -405,18 +409,18 @@ def free(placement: Placement, wpg: Wpg) -> None:
     hosts.spread(placement, deployment)
 
 
-def _no_longer_waits(placement: Placement, deployment: Deployment) -> None:
+def _no_longer_waits(placement: Placement, deployment: DeploymentEntry) -> None:
     placement.unplaced.remove(deployment.deployment_id)
     if deployment.is_rollout:
         placement.shares.leave(_tenant(placement, deployment), deployment.device_kind)
 
 
-def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
+def _in_turn(placement: Placement) -> Iterator[list[DeploymentEntry]]:
     """Yield the rollout deployments of each job and kind together.
 
     Of a kind they come by priority, then with tenants in turn if the policy is fair.
     """
-    by_kind: dict[str, list[list[Deployment]]] = {}
+    by_kind: dict[str, list[list[DeploymentEntry]]] = {}
     for (_, kind), together in rollouts_waiting(placement).items():
         by_kind.setdefault(kind, []).append(together)
 
@@ -430,12 +434,12 @@ def _in_turn(placement: Placement) -> Iterator[list[Deployment]]:
             yield together
 
 
-def _tenant(placement: Placement, deployment: Deployment) -> TenantId:
+def _tenant(placement: Placement, deployment: DeploymentEntry) -> TenantId:
     return placement.jobs[deployment.job_id].tenant
 
 
 def _beside_own(
-    placement: Placement, deployment: Deployment, claims: _Claims
+    placement: Placement, deployment: DeploymentEntry, claims: _Claims
 ) -> tuple[Place, ...] | None:
     """Place training beside its own job's: their operations take turns anyway.
 
@@ -463,6 +467,6 @@ def _beside_own(
     return None
 
 
-def _holder(deployment: Deployment, *, incarnation: int) -> ResidentId:
+def _holder(deployment: DeploymentEntry, *, incarnation: int) -> ResidentId:
     """Return the name on the board of one set of a rollout deployment's instances."""
     return ResidentId(f"{deployment.deployment_id}~{incarnation}")

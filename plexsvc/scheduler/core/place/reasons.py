@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands
 from plexsvc.scheduler.core.place.demands import is_placed, planner_of, rollouts_waiting
 from plexsvc.scheduler.core.planning import answers
-from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.state import DeploymentEntry
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 TOLD_NODES: Final = 3
@@ -21,7 +21,7 @@ MORE: Final = "add nodes, or wait for those that are lost"
 """What to do about deployments that all devices together cannot hold."""
 
 
-def never(placement: Placement, wanted: Collection[Deployment]) -> Fault | None:
+def never(placement: Placement, wanted: Collection[DeploymentEntry]) -> Fault | None:
     """Return the fault of what the devices of all nodes cannot hold at once; None if they can."""
     for one in wanted:
         kind, num_devices = one.device_kind, one.num_devices
@@ -54,8 +54,8 @@ def has_gang(placement: Placement, *, kind: str, num_devices: int) -> bool:
 
 def no_placement(
     placement: Placement,
-    deployment: Deployment,
-    *others: Deployment,
+    deployment: DeploymentEntry,
+    *others: DeploymentEntry,
     advice: str = "end what holds them",
 ) -> Fault:
     """Return the fault of a deployment, or of several, for which there is no place."""
@@ -77,7 +77,7 @@ def no_placement(
     )
 
 
-def _too_large(deployment: Deployment, *, most: int) -> Fault:
+def _too_large(deployment: DeploymentEntry, *, most: int) -> Fault:
     """Return the fault of instances that devices of their kind are too small for."""
     return Fault(
         code=ErrorCode.NO_PLACEMENT,
@@ -88,12 +88,12 @@ def _too_large(deployment: Deployment, *, most: int) -> Fault:
     )
 
 
-def why(placement: Placement, deployment: Deployment) -> str:
+def why(placement: Placement, deployment: DeploymentEntry) -> str:
     """Say why a deployment is not placed yet, and which nodes of its kind are closed."""
     return _why_not(placement, deployment) + _closed(placement, deployment.device_kind)
 
 
-def short_of(placement: Placement, deployment: Deployment) -> str:
+def short_of(placement: Placement, deployment: DeploymentEntry) -> str:
     """Return in one word what keeps a deployment waiting.
 
     `job`: its job's training is placed first. `turn`: enough devices are idle, but others come
@@ -131,7 +131,7 @@ def _closed(placement: Placement, kind: str) -> str:
     return f"; {told}{more}, so nothing is placed there: `plexctl node uncordon NODE` opens it"
 
 
-def _why_not(placement: Placement, deployment: Deployment) -> str:
+def _why_not(placement: Placement, deployment: DeploymentEntry) -> str:
     planner = placement.planner(deployment.device_kind)
     lead = demands.lead_of(placement, deployment)
     if lead is not None and lead.deployment_id in placement.unplaced:
@@ -154,7 +154,7 @@ def _why_not(placement: Placement, deployment: Deployment) -> str:
     return f"{names} waits for {count} {found} {kind} device(s); {idle}"
 
 
-def _why_set(placement: Placement, lead: Deployment) -> str:
+def _why_set(placement: Placement, lead: DeploymentEntry) -> str:
     """Say why a set is not placed yet."""
     planner, key = planner_of(placement, lead)
     together = demands.waiting_with(placement, lead)
@@ -171,7 +171,7 @@ def _why_set(placement: Placement, lead: Deployment) -> str:
     return f"{names} are placed together and wait for {needed} device(s) (idle ones of {idle})"
 
 
-def why_stays(placement: Placement, deployment: Deployment) -> str:
+def why_stays(placement: Placement, deployment: DeploymentEntry) -> str:
     """Say why a deployment does not move: what it is doing, or what it finds elsewhere."""
     if deployment.relocation is not None:
         return "it is being moved already"

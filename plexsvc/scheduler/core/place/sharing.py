@@ -28,7 +28,7 @@ from plexsvc.scheduler.core.planning.ring import (
     within_bounds,
 )
 from plexsvc.scheduler.core.planning.rooms import Gang
-from plexsvc.scheduler.core.state import Deployment, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Wpg
 from plexsvc.scheduler.core.vocabulary import Place, WpgState
 
 NOWHERE: Final = "nowhere/"
@@ -37,7 +37,7 @@ NOWHERE: Final = "nowhere/"
 
 def place(
     placement: Placement,
-    wanted: Sequence[Deployment],
+    wanted: Sequence[DeploymentEntry],
     *,
     held: Gang | None,
     idle: Sequence[UnitId],
@@ -83,7 +83,7 @@ def place(
 
 def _note(
     placement: Placement,
-    wanted: Sequence[Deployment],
+    wanted: Sequence[DeploymentEntry],
     *,
     why: str,
     period_us: int = 0,
@@ -104,7 +104,7 @@ def _note(
         planner.taken[key] = taken
 
 
-def crowded(placement: Placement) -> Iterator[Deployment]:
+def crowded(placement: Placement) -> Iterator[DeploymentEntry]:
     """Yield deployments that share devices with others while somebody's bound is not kept.
 
     By now, as their cycles are known: those that were placed before they were, or have changed.
@@ -154,7 +154,7 @@ def _may_meet(placement: Placement, wpg: Wpg) -> bool:
     return wpg.is_shared and placement.is_current(wpg) and not is_ending
 
 
-def _deal(wanted: Sequence[Deployment], units: Gang) -> dict[DeploymentId, Gang]:
+def _deal(wanted: Sequence[DeploymentEntry], units: Gang) -> dict[DeploymentId, Gang]:
     """Give units to deployments one after another."""
     dealt: dict[DeploymentId, Gang] = {}
     for one in wanted:
@@ -172,7 +172,7 @@ def _known(players: Mapping[JobId, Turns | None], *, but: JobId) -> list[Turns]:
     return [job for job_id, job in players.items() if job is not None and job_id != but]
 
 
-def _rollouts(placement: Placement, job_id: JobId) -> list[Deployment]:
+def _rollouts(placement: Placement, job_id: JobId) -> list[DeploymentEntry]:
     mine = [placement.deployments[d] for d in placement.jobs[job_id].deployments]
     return [one for one in mine if one.is_shared and not one.where_it_trains]
 

@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.events import (
     PayloadUnderWay,
 )
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Deployment, Operation
+from plexsvc.scheduler.core.state import DeploymentEntry, Operation
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -144,7 +144,9 @@ def _why_not(queues: Queues, event: OperationSubmitted) -> Fault | None:
     return _order_fault(queues, deployment, event)
 
 
-def _order_fault(queues: Queues, deployment: Deployment, event: OperationSubmitted) -> Fault | None:
+def _order_fault(
+    queues: Queues, deployment: DeploymentEntry, event: OperationSubmitted
+) -> Fault | None:
     name, limits = show(event.operation_id), queues.limits
     is_used = event.seq < deployment.next_seq
     if is_used or event.seq in deployment.pending or event.seq in deployment.consumed:

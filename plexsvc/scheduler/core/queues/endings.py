@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.actions import (
 )
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.events import Acknowledged
-from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, JobEntry, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationState, OperationTrigger
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})
@@ -126,7 +126,7 @@ def release(queues: Queues, operation: Operation) -> None:
     queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 
-def advance(deployment: Deployment) -> None:
+def advance(deployment: DeploymentEntry) -> None:
     """Step over numbers whose operations were refused."""
     while deployment.next_seq in deployment.consumed:
         deployment.consumed.remove(deployment.next_seq)
@@ -159,7 +159,7 @@ def _keep(queues: Queues, operation: Operation) -> None:
     wake_dependants(queues, operation.operation_id, queues.jobs[operation.job_id])
 
 
-def wake_dependants(queues: Queues, operation_id: OperationId, job: Job) -> None:
+def wake_dependants(queues: Queues, operation_id: OperationId, job: JobEntry) -> None:
     """Look again at what comes after an operation: it is over, or must be waited for anew."""
     for deployment_id in job.deployments:
         deployment = queues.deployments[deployment_id]

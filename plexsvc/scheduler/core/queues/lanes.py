@@ -11,7 +11,7 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import DeploymentId, OperationId, show
 from plexsvc.scheduler.core.cluster import Queues
 from plexsvc.scheduler.core.queues import endings
-from plexsvc.scheduler.core.state import Deployment, Job, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, JobEntry, Operation, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import (
     AFTER_WRITING,
@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.vocabulary import (
 )
 
 
-def first_missing(deployment: Deployment) -> int:
+def first_missing(deployment: DeploymentEntry) -> int:
     """Return the lowest number that has not come yet."""
     pending, consumed = deployment.pending, deployment.consumed
     seq = max(deployment.next_seq, deployment.complete_to)
@@ -56,7 +56,7 @@ def begin(queues: Queues, wpg: Wpg, operation: Operation) -> None:
     watch_gap(queues, deployment)
 
 
-def watch_gap(queues: Queues, deployment: Deployment) -> None:
+def watch_gap(queues: Queues, deployment: DeploymentEntry) -> None:
     """Notice the start or the end of a gap and set its timer."""
     missing = first_missing(deployment)
     if deployment.consumed:
@@ -163,7 +163,7 @@ def startable(queues: Queues, wpg: Wpg) -> Operation | None:
     return None
 
 
-def rolls_out(queues: Queues, job: Job) -> bool:
+def rolls_out(queues: Queues, job: JobEntry) -> bool:
     """Return whether a job generates now: what trains meanwhile is one step behind."""
     for deployment_id in job.deployments:
         deployment = queues.deployments[deployment_id]

@@ -31,7 +31,7 @@ from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
-from plexsvc.scheduler.core.state import Deployment
+from plexsvc.scheduler.core.state import DeploymentEntry
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import DeploymentState, Fault, Place
 
@@ -199,7 +199,7 @@ def relocate(lives: Lives, event: RelocationRequested) -> None:
 
 def _send(
     lives: Lives,
-    deployment: Deployment,
+    deployment: DeploymentEntry,
     *,
     reason: str,
     to: NodeId | None = None,
@@ -226,7 +226,7 @@ def _send(
 
 
 def _send_to(
-    lives: Lives, deployment: Deployment, units: tuple[UnitId, ...], *, reason: str
+    lives: Lives, deployment: DeploymentEntry, units: tuple[UnitId, ...], *, reason: str
 ) -> None:
     """Send a training deployment to exactly these devices."""
     planner, key = demands.planner_of(lives.placement, deployment)
@@ -235,7 +235,7 @@ def _send_to(
 
 
 def _send_instances(
-    lives: Lives, deployment: Deployment, *, reason: str, units: Gang | None = None
+    lives: Lives, deployment: DeploymentEntry, *, reason: str, units: Gang | None = None
 ) -> None:
     """Send all instances of a rollout deployment to idle devices, or say why not."""
     idle = placing.idle_for(lives.placement, deployment, among=units)
@@ -296,7 +296,7 @@ def _book_as_it_is(devices: Devices) -> None:
         planner.arrived(key)
 
 
-def _may_leave(devices: Devices, deployment: Deployment) -> bool:
+def _may_leave(devices: Devices, deployment: DeploymentEntry) -> bool:
     """Return whether a deployment can be asked to move now."""
     return (
         deployment.relocation is None
@@ -306,13 +306,15 @@ def _may_leave(devices: Devices, deployment: Deployment) -> bool:
     )
 
 
-def _try_later(devices: Devices, deployment: Deployment) -> None:
+def _try_later(devices: Devices, deployment: DeploymentEntry) -> None:
     """Do not ask a deployment to move again for a while."""
     deployment.stays_until_us = devices.now_us + DRAIN_RETRY_US
     devices.set_timer(Timer.DRAIN, deployment.deployment_id, at_us=deployment.stays_until_us)
 
 
-def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, reason: str) -> None:
+def _begin(
+    lives: Lives, deployment: DeploymentEntry, units: Iterable[UnitId], *, reason: str
+) -> None:
     """Relocate a deployment to where it is booked; book it back if that cannot begin."""
     places = tuple(map(Place.of, units))
     fault = relocation.begin(lives, deployment, places, reason=reason)
@@ -325,7 +327,7 @@ def _begin(lives: Lives, deployment: Deployment, units: Iterable[UnitId], *, rea
     lives.placement.moved[deployment.deployment_id] = None
 
 
-def _say_stays(devices: Devices, deployment: Deployment, why: str, *, reason: str) -> None:
+def _say_stays(devices: Devices, deployment: DeploymentEntry, why: str, *, reason: str) -> None:
     message = f"{deployment.deployment_id} stays where it is: {why}"
     fault = Fault(code=ErrorCode.NO_PLACEMENT, message=message)
     relocation.tell_failed(devices, deployment, reason=reason, fault=fault)

@@ -36,7 +36,7 @@ from plexsvc.scheduler.core.device import switch
 from plexsvc.scheduler.core.events import CarryFailed, StateCarried
 from plexsvc.scheduler.core.life import deployments, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
-from plexsvc.scheduler.core.state import HELD, Deployment, Relocation, Wpg
+from plexsvc.scheduler.core.state import HELD, DeploymentEntry, Relocation, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
@@ -48,7 +48,7 @@ from plexsvc.scheduler.core.vocabulary import (
 
 
 def begin(
-    lives: Lives, deployment: Deployment, places: tuple[Place, ...], *, reason: str
+    lives: Lives, deployment: DeploymentEntry, places: tuple[Place, ...], *, reason: str
 ) -> Fault | None:
     """Start to move a deployment to `places`, rank i to `places[i]`; return why not, if so."""
     fault = why_not(lives, deployment, places)
@@ -77,7 +77,9 @@ def begin(
     return None
 
 
-def why_not(devices: Devices, deployment: Deployment, places: tuple[Place, ...]) -> Fault | None:
+def why_not(
+    devices: Devices, deployment: DeploymentEntry, places: tuple[Place, ...]
+) -> Fault | None:
     """Return why a deployment cannot begin to move to `places`; `None` if it can."""
     name, wpg = deployment.deployment_id, devices.wpg_of(deployment)
     if deployment.relocation is not None:
@@ -100,7 +102,7 @@ def why_not(devices: Devices, deployment: Deployment, places: tuple[Place, ...])
     return None
 
 
-def _is_usable(devices: Devices, deployment: Deployment, place: Place) -> bool:
+def _is_usable(devices: Devices, deployment: DeploymentEntry, place: Place) -> bool:
     device = devices.at.get(place)
     is_up = place.node_id in devices.placement.nodes
     if device is None or not is_up or device.kind != deployment.device_kind:
@@ -137,7 +139,7 @@ def carried(lives: Lives, event: StateCarried | CarryFailed) -> None:
         wpgs.queue_initialize(lives, coming, relocation.initialize_id)
 
 
-def abandon(lives: Lives, deployment: Deployment, fault: Fault) -> None:
+def abandon(lives: Lives, deployment: DeploymentEntry, fault: Fault) -> None:
     """End a relocation without effect: the deployment stays where it is and goes on."""
     relocation = deployment.relocation
     assert relocation is not None, deployment
@@ -175,7 +177,9 @@ def give_up_waiting(lives: Lives, wpg_id: WpgId) -> None:
     abandon(lives, deployment, fault)
 
 
-def tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault: Fault) -> None:
+def tell_failed(
+    devices: Devices, deployment: DeploymentEntry, *, reason: str, fault: Fault
+) -> None:
     """Tell why a relocation did not begin."""
     devices.emit(
         RelocationChanged(
@@ -188,7 +192,7 @@ def tell_failed(devices: Devices, deployment: Deployment, *, reason: str, fault:
     )
 
 
-def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
+def _settle(lives: Lives, deployment: DeploymentEntry, relocation: Relocation) -> None:
     ended = _why_over(lives, deployment, relocation)
     if ended is not None:
         abandon(lives, deployment, ended)
@@ -209,7 +213,9 @@ def _settle(lives: Lives, deployment: Deployment, relocation: Relocation) -> Non
         _cut_over(lives, deployment, relocation, old=old, new=new)
 
 
-def _why_over(devices: Devices, deployment: Deployment, relocation: Relocation) -> Fault | None:
+def _why_over(
+    devices: Devices, deployment: DeploymentEntry, relocation: Relocation
+) -> Fault | None:
     """Return what ended a relocation before its time, if anything did."""
     name = deployment.deployment_id
     if devices.jobs[deployment.job_id].ending is not None:
@@ -226,7 +232,7 @@ def _why_over(devices: Devices, deployment: Deployment, relocation: Relocation) 
 
 
 def carry_order(
-    deployment: Deployment, relocation: Relocation, *, old: Wpg, move_id: MoveId
+    deployment: DeploymentEntry, relocation: Relocation, *, old: Wpg, move_id: MoveId
 ) -> CarryState:
     """Return the order for the copy that a relocation's new WPG starts from."""
     return CarryState(
@@ -240,7 +246,7 @@ def carry_order(
 
 
 def _cut_over(
-    lives: Lives, deployment: Deployment, relocation: Relocation, *, old: Wpg, new: Wpg
+    lives: Lives, deployment: DeploymentEntry, relocation: Relocation, *, old: Wpg, new: Wpg
 ) -> None:
     """Let the new WPG take the old one's place, and the old one end."""
     deployment.wpg_id = new.wpg_id
@@ -261,7 +267,7 @@ def _cut_over(
     lives.touch(new.wpg_id)
 
 
-def _close(lives: Lives, deployment: Deployment, relocation: Relocation) -> None:
+def _close(lives: Lives, deployment: DeploymentEntry, relocation: Relocation) -> None:
     """Forget a relocation; its copy, if it was made, is not needed any more."""
     deployment.relocation = None
     del lives.roll.relocating[deployment.deployment_id]
@@ -271,7 +277,7 @@ def _close(lives: Lives, deployment: Deployment, relocation: Relocation) -> None
 
 def _tell(
     devices: Devices,
-    deployment: Deployment,
+    deployment: DeploymentEntry,
     relocation: Relocation,
     *,
     stage: RelocationStage | None = None,
