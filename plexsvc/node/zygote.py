@@ -135,14 +135,13 @@ def zygote_environment(module: str) -> Mapping[str, str]:
 def _preload(module: str) -> Preloaded:
     started_us = time.monotonic_ns() // 1000
     child.set_environment(zygote_environment(module))
-    gc.disable()  # each pass over the modules that are there frees none; it took a quarter of it
+    gc.disable()  # a pass over a million objects of modules gives back no page; it took a quarter
     loaded = importlib.import_module(module)
     preload = getattr(loaded, "preload", None)
     if callable(preload):
         preload()
-    gc.collect()
-    gc.enable()
     gc.freeze()  # keeps the collector from touching, and so copying, the shared pages
+    gc.enable()
     return Preloaded(
         threads=threading.active_count(),
         native_threads=sum(1 for _ in Path("/proc/self/task").iterdir()),

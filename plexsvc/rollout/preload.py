@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
-from typing import Final
+from types import ModuleType
+from typing import Final, cast
 
 ZYGOTE_ENV: Final[Mapping[str, str]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the core runs where its caller lives
@@ -25,6 +27,9 @@ CPU_ENV: Final[Mapping[str, str]] = {
     "TORCHDYNAMO_DISABLE": "1",  # the logprob kernel compiles even in eager mode, and needs g++
 }
 """Further environment of a build without CUDA, read when `torch._dynamo` is imported."""
+
+COMPILER: Final = "torch._inductor.lowering"
+"""vLLM imports it to patch it, if it is there; what does not compile saves the second it takes."""
 
 CPU_MODULES: Final = (
     "vllm.v1.worker.cpu_worker",
@@ -54,5 +59,13 @@ def preload() -> None:
     has_cuda = importlib.import_module("torch").version.cuda is not None
     if not has_cuda:
         os.environ.update(CPU_ENV)  # noqa: TID251 - torch reads it; there is no other way to say it
+        _import_without_compiler()
     for module in modules(has_cuda=has_cuda):
         importlib.import_module(module)
+
+
+def _import_without_compiler() -> None:
+    if COMPILER not in sys.modules:
+        sys.modules[COMPILER] = cast("ModuleType", None)  # "is not there", until vLLM has looked
+        importlib.import_module("vllm")
+        del sys.modules[COMPILER]
