@@ -19,6 +19,7 @@ from typing import Final
 
 from plexsvc.ids import DeploymentId, JobId, MoveId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.newest import Newest
+from plexsvc.scheduler.core.accounts import Charge, Usage
 from plexsvc.scheduler.core.actions import Action, SetTimer
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
@@ -28,14 +29,12 @@ from plexsvc.scheduler.core.planning.planners import KEPT_PROFILES, live_policy
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
 from plexsvc.scheduler.core.state import (
-    Charge,
     DeploymentEntry,
     Device,
     JobEntry,
     Node,
     Operation,
     Prefetches,
-    Usage,
     Wpg,
 )
 from plexsvc.scheduler.core.timeline import Timeline

@@ -12,6 +12,7 @@ from functools import partial
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, OperationId, TenantId, WpgId
 from plexsvc.scheduler.core import awaited
+from plexsvc.scheduler.core.accounts import Charge, Usage
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import ClusterState
 from plexsvc.scheduler.core.device import learning, space
@@ -20,14 +21,12 @@ from plexsvc.scheduler.core.place import circles, reasons
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import (
-    Charge,
     DeploymentEntry,
     Device,
     JobEntry,
     Node,
     Operation,
     Prefetches,
-    Usage,
     Wpg,
 )
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place

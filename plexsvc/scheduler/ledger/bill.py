@@ -20,7 +20,7 @@ from typing import Final
 from plexclient.wire.v1 import service_pb2
 from plexsvc.clock import Clock
 from plexsvc.ids import JobId, TenantId
-from plexsvc.scheduler.core.state import Charge, Usage
+from plexsvc.scheduler.core.accounts import Charge, Usage
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.store.rows import ChargesRow, JobUsage, UsageRow
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from plexsvc.ids import JobId, OperationId, WpgId
 from plexsvc.residency import Residency, ResidencyTrigger
+from plexsvc.scheduler.core.accounts import Charge, Usage
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.queues import lanes
-from plexsvc.scheduler.core.state import Charge, Device, Operation, Usage, Wpg
+from plexsvc.scheduler.core.state import Device, Operation, Wpg
 from plexsvc.scheduler.core.timeline import Stretch
 from plexsvc.scheduler.core.vocabulary import OperationKind, OperationTrigger, Place
 

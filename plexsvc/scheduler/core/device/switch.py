@@ -15,13 +15,14 @@ from __future__ import annotations
 from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.residency import MOVING, ON_DEVICE, Residency, ResidencyTrigger
+from plexsvc.scheduler.core.accounts import Usage
 from plexsvc.scheduler.core.actions import MoveState, SpawnWpg
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import contest, lease, space
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.events import MoveFailed, ResidencyMoved
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Operation, Switch, Usage, Wpg
+from plexsvc.scheduler.core.state import Operation, Switch, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, OperationKind, OperationTrigger, WpgState
 

@@ -12,13 +12,14 @@ from plexsvc.errors import ErrorCode
 from plexsvc.ids import WpgId
 from plexsvc.residency import ResidencyTrigger
 from plexsvc.scheduler.core import events
+from plexsvc.scheduler.core.accounts import Usage
 from plexsvc.scheduler.core.actions import ForgetWpg
 from plexsvc.scheduler.core.cluster import Devices, Lives
 from plexsvc.scheduler.core.device import lease, space, switch
 from plexsvc.scheduler.core.life import deployments, instances, jobs, rebuilding, wpgs
 from plexsvc.scheduler.core.place import hosts, placing
 from plexsvc.scheduler.core.queues import endings, lanes
-from plexsvc.scheduler.core.state import Device, Operation, Usage, Wpg
+from plexsvc.scheduler.core.state import Device, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import (
     DeploymentState,
     Fault,

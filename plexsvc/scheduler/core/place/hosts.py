@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from plexsvc.ids import MoveId, NodeId
+from plexsvc.scheduler.core.accounts import HostBytes
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.events import VersionRead, VersionsHeld
 from plexsvc.scheduler.core.planning.memory import Use
-from plexsvc.scheduler.core.state import DeploymentEntry, HostBytes, Operation, Wpg
+from plexsvc.scheduler.core.state import DeploymentEntry, Operation, Wpg
 from plexsvc.scheduler.core.vocabulary import COPYING_KINDS, NodeBytes, OperationKind
 
 

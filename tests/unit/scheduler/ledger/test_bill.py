@@ -8,9 +8,9 @@ import pytest
 
 from plexclient.wire.v1 import service_pb2
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId
+from plexsvc.scheduler.core.accounts import Usage
 from plexsvc.scheduler.core.actions import StartOperation
 from plexsvc.scheduler.core.events import OperationFinished, VersionsHeld
-from plexsvc.scheduler.core.state import Usage
 from plexsvc.scheduler.core.view import ClusterView
 from plexsvc.scheduler.core.vocabulary import NodeBytes
 from plexsvc.scheduler.driver.freezing import freeze, thaw
