@@ -4,7 +4,7 @@
 
 Without a journal: a virtual run of 64 jobs on 64 devices of their own, one blocking training loop
 each, as `noop_latency` has them. `core_us`: the core's decision. `journal_us`: what the driver
-spends on rows, of it `digest_us` on saying what followed; `kept_us` when the actions are kept too.
+spends on rows, of it `digest_us` on saying what followed.
 The best of several passes counts. `--profile` prints the core's costliest functions instead.
 """
 
@@ -49,8 +49,8 @@ def measure(recorded: Recording) -> dict[str, float]:
     core = recorded.configured.new_core()
     followed = [(event, core.handle(event)) for event in events]
 
-    def write(*, keeps_actions: bool) -> None:
-        book = Journal(recorded.configured, keeps_actions=keeps_actions)
+    def write() -> None:
+        book = Journal(recorded.configured)
         for event, actions in followed:
             book.rows([event])
             book.decided(actions)
@@ -62,13 +62,12 @@ def measure(recorded: Recording) -> dict[str, float]:
             JournalRow(idx=1, at_us=event.at_us, kind=kind, version=journal.VERSION, body=body)
 
     count = len(events)
-    journal_us = best_us(lambda: write(keeps_actions=False), events=count)
+    journal_us = best_us(write, events=count)
     return {
         "events": count,
         "core_us": best_us(decide, events=count),
         "journal_us": journal_us,
         "digest_us": round(journal_us - best_us(bare, events=count), 2),
-        "kept_us": best_us(lambda: write(keeps_actions=True), events=count),
     }
 
 

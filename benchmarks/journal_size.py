@@ -54,7 +54,7 @@ class Scribe:
     def __init__(self, url: str, *, before: int, snapshot_rows: int) -> None:
         self.store = open_store(url, now_us=1)
         self.made = encoding.configured(Limits(), epoch=self.store.epoch)
-        self.journal = Journal(self.made, keeps_actions=False)
+        self.journal = Journal(self.made)
         self.snapshot_rows = snapshot_rows
         self.operations = self.events = self.written = self.nbytes = 0
         self.snapshot_s: list[float] = []

@@ -213,7 +213,7 @@ def _spread(took_ns: list[int]) -> dict[str, float]:
 def _loop(num_nodes: int, *, dice: np.random.Generator, is_cold: bool) -> Loop:
     limits = Limits(max_jobs=1_000_000, placement_timeout_us=10**15)
     made = configured(limits, epoch=1)
-    loop = Loop(made.new_core(), Journal(made, keeps_actions=False))
+    loop = Loop(made.new_core(), Journal(made))
     if not is_cold:
         loop.post(ProfilesLoaded(profiles=tuple(_kept(at, dice) for at in range(SHAPES))))
     devices = tuple(

@@ -64,8 +64,6 @@ class SchedulerConfig(Limits):
     snapshot_rows: int = 20_000
     """Rows of the journal between two snapshots of the core; rows before the last two are deleted.
     0: no snapshots, the journal of a running scheduler is kept whole."""
-    journal_actions: bool = False
-    """Keep the core's actions in the journal, not only digests, for `plexctl replay` to show."""
     kv_cache_bytes: int = 0
     """KV cache of a rollout instance when a deployment does not say; 0: 64 MiB on a CPU, on a GPU
     what the device's budget leaves beside the weights."""

@@ -115,7 +115,7 @@ class LiveScheduler:
             inbox.last_us = former.at_us
             adopt.remember(self.nodes, core.view)
         self._adopted, self._made_us = asyncio.Event(), clock.monotonic_us()
-        self._journal = Journal(self._made, keeps_actions=config.journal_actions)
+        self._journal = Journal(self._made)
         self.cluster: ClusterView = core.view
         self.spot_hosts = SpotHosts(self.reach, is_open=self._is_open)
         self.manager_hosts = ManagerHosts(self.reach, is_open=self._is_open, remember=self.remember)

@@ -20,8 +20,6 @@ class Difference:
     event: str
     why: str
     replayed: tuple[str, ...]
-    recorded: tuple[str, ...] | None
-    """What followed when it was live; `None` where the journal keeps digests only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,8 @@ def _step(replay: Replay, entry: JournalEntry, count: _Count) -> Difference | No
     count.compared += 1
     if digest == entry.digest:
         return None
-    return _difference(entry, replayed=encoded, why=_why(entry, encoded))
+    why = "other actions followed, or the row is not what was journaled"
+    return _difference(entry, replayed=encoded, why=why)
 
 
 def _same_state(replay: Replay, snapshot: Snapshot, entry: JournalEntry) -> Difference | None:
@@ -104,14 +103,6 @@ def _same_state(replay: Replay, snapshot: Snapshot, entry: JournalEntry) -> Diff
     return _difference(entry, replayed=b"[]", why=f"the snapshot behind it has another {what}")
 
 
-def _why(entry: JournalEntry, encoded: bytes) -> str:
-    if entry.actions is None:
-        return "other actions followed, or the row is not what was journaled"
-    if entry.actions.encode() == encoded:
-        return "the same actions followed, but the row is not what was journaled"
-    return "other actions followed"
-
-
 def _difference(entry: JournalEntry, *, replayed: bytes, why: str) -> Difference:
     return Difference(
         idx=entry.idx,
@@ -120,7 +111,6 @@ def _difference(entry: JournalEntry, *, replayed: bytes, why: str) -> Difference
         event=entry.body,
         why=why,
         replayed=_lines(replayed),
-        recorded=None if entry.actions is None else _lines(entry.actions),
     )
 
 

@@ -23,7 +23,7 @@ class WrittenJournal:
         self.store = open_store(url, now_us=1)
         self.world = FakeWorld(epoch=self.store.epoch)
         made = encoding.configured(self.world.limits, epoch=self.store.epoch)
-        self.journal = Journal(made, keeps_actions=False)
+        self.journal = Journal(made)
         self._written = 0
         self._seq = 0
         self.world.join()

@@ -135,8 +135,3 @@ def _show_difference(found: Difference, recorded: Recording | JournalTail) -> No
     typer.echo(f"event     {found.kind} {found.event}")
     for line in found.replayed or ("nothing",):
         typer.echo(f"replayed  {line}")
-    if found.recorded is None:
-        typer.echo("recorded  digests only; set scheduler.journal_actions to keep the actions")
-        return
-    for line in found.recorded or ("nothing",):
-        typer.echo(f"recorded  {line}")

@@ -62,8 +62,6 @@ class Decided:
 
     first: int
     digests: tuple[str, ...]
-    actions: tuple[msgspec.Raw, ...] = ()
-    """The actions themselves, when the journal keeps them (`scheduler.journal_actions`)."""
 
 
 _NOTES: Final[dict[str, msgspec.json.Decoder[Configured] | msgspec.json.Decoder[Decided]]] = {
@@ -80,7 +78,6 @@ class JournalEntry:
     event: Event
     body: str
     digest: str = ""
-    actions: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,17 +240,14 @@ def _decode(line: JournalLine) -> Event | Configured | Decided:
 def _told(
     waiting: deque[JournalEntry], note: Decided, *, after: int, line: JournalLine
 ) -> Iterator[JournalEntry]:
-    """Yield the events that a note tells of, with their digests (and actions)."""
-    if note.actions and len(note.actions) != len(note.digests):
-        raise _unreadable(line.idx, f"{len(note.digests)} digests, {len(note.actions)} actions")
+    """Yield the events that a note tells of, with their digests."""
     for offset, known in enumerate(note.digests):
         idx = note.first + offset
         if idx <= after:
             continue
         if not waiting or waiting[0].idx != idx:
             raise _unreadable(line.idx, f"it tells of row {idx}, which is no event before it")
-        actions = bytes(note.actions[offset]).decode() if note.actions else None
-        yield replace(waiting.popleft(), digest=known, actions=actions)
+        yield replace(waiting.popleft(), digest=known)
 
 
 def _unreadable(idx: int, why: str) -> PlexError:

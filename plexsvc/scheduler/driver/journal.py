@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import msgspec
-
 from plexsvc.errors import bad_request
 from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.events import Event
@@ -53,9 +51,8 @@ class _Open:
 class Journal:
     """Numbers rows from 1: `rows(events)`, write them, then `decided(actions)` for each event."""
 
-    def __init__(self, made: Configured, *, keeps_actions: bool) -> None:
+    def __init__(self, made: Configured) -> None:
         self._made: Configured | None = made
-        self._keeps_actions = keeps_actions
         self.last_idx = 0
         """The newest row."""
         self._open: list[_Open] = []
@@ -91,10 +88,10 @@ class Journal:
         return rows
 
     def _note(self, handled: list[_Open]) -> Decided:
-        encoded = [encoding.encode_actions(event.actions) for event in handled]
-        digests = [encoding.digest(e.body, a) for e, a in zip(handled, encoded, strict=True)]
-        kept = tuple(map(msgspec.Raw, encoded)) if self._keeps_actions else ()
-        return Decided(first=handled[0].idx, digests=tuple(digests), actions=kept)
+        digests = [
+            encoding.digest(event.body, encoding.encode_actions(event.actions)) for event in handled
+        ]
+        return Decided(first=handled[0].idx, digests=tuple(digests))
 
     def _row(self, kind: str, body: bytes, *, at_us: int) -> JournalRow:
         self.last_idx += 1

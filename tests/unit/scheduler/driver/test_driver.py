@@ -71,7 +71,7 @@ async def running(*actions: Action) -> AsyncIterator[Rig]:
     """Run a driver whose core orders `actions` for every event."""
     inbox = Inbox(SystemClock(), max_waiting=2, max_batch=8)
     rig = Rig(inbox, FakeCore(actions), FakeJournalWriter())
-    book = Journal(configured(Limits(), epoch=1), keeps_actions=False)
+    book = Journal(configured(Limits(), epoch=1))
     core = cast("Scheduler", rig.core)
     driver = Driver(core, inbox=inbox, journal=book, handlers=rig.handlers())
     async with asyncio.TaskGroup() as tasks:

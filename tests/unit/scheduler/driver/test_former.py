@@ -46,7 +46,7 @@ def test_the_next_epoch_s_journal_replays_by_itself(written: WrittenJournal) -> 
     store = open_store(written.url, now_us=1)
     made = former.led_by(store.epoch)
     store.keep_snapshot(former.first_snapshot(made))
-    rows = journal.Journal(made, keeps_actions=False).notes(at_us=former.at_us)
+    rows = journal.Journal(made).notes(at_us=former.at_us)
     store.append(rows)
     again = read_former(written.url)
     assert again.core.cluster.turn.epoch == store.epoch == written.store.epoch + 1

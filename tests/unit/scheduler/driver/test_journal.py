@@ -22,7 +22,7 @@ def event(number: int) -> Event:
 def test_notes_tell_of_every_event_whenever_they_are_asked_for() -> None:
     rng = random.Random(7)
     made = encoding.configured(Limits(), epoch=1)
-    core, book = made.new_core(), Journal(made, keeps_actions=True)
+    core, book = made.new_core(), Journal(made)
     rows: list[JournalRow] = []
     count = 0
     for _ in range(40):
@@ -36,12 +36,12 @@ def test_notes_tell_of_every_event_whenever_they_are_asked_for() -> None:
     rows += book.notes(at_us=count)
     read = journal.read(rows)
     assert [entry.event.at_us for entry in read.entries] == list(range(1, count + 1))
-    assert all(entry.digest and entry.actions for entry in read.entries)
+    assert all(entry.digest for entry in read.entries)
 
 
 def test_a_journal_that_was_cut_off_lacks_a_few_digests_at_its_end() -> None:
     made = encoding.configured(Limits(), epoch=1)
-    core, book = made.new_core(), Journal(made, keeps_actions=False)
+    core, book = made.new_core(), Journal(made)
     rows: list[JournalRow] = []
     for number in range(1, 3 * NOTE_EVERY):
         rows += book.rows([event(number)])
