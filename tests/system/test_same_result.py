@@ -44,6 +44,7 @@ LAYOUTS = {
         parallel=plex.Parallel(dp=2, distributed_optimizer=True), dtype="bfloat16"
     ),
     "megatron-ep2": Layout(parallel=plex.Parallel(dp=2, ep=2)),
+    "megatron-cp2": Layout(parallel=plex.Parallel(cp=2)),
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
     "fsdp-cp2": Layout(backend="fsdp", parallel=plex.Parallel(cp=2)),
     "fsdp-dp2-host": Layout(backend="fsdp", parallel=plex.Parallel(dp=2), on="host"),
