@@ -3,14 +3,14 @@
     python -m benchmarks.slow_links [--mib 256] [--gbit 1] [--rounds 3] [--hosts 4]
 
 Hosts are network namespaces; the first one's line is shaped by `tc`, and has a state manager with a
-trainer's parameters. `line` is a bare `sendfile` over the same line, then `whole` a first version,
-each as bytes a second; `delta` is the next version, where so many elements changed, and how many
-times faster it was there than `whole`, both from the request to verified bytes in memory. `codes`
-are the bytes of a block's delta, by gaps and by a bitmap, and the best speeds of one thread to make
-and to apply it; `processor_s` is what sender and receiver had of a processor. `several` sends a
-version to all other hosts at once, and `site` does where these are neighbours at a site; `copies`
-are how often it crossed the line. What arrives is compared with what was published. JSON lines,
-medians.
+trainer's parameters. `line` is a bare `sendfile` over the same line in the clear, then `whole` a
+first version, each as bytes a second; `delta` is the next version, where so many elements changed,
+and how many times faster it was there than `whole`, both from the request to verified bytes in
+memory. `codes` are the bytes of a block's delta, by gaps and by a bitmap, and the best speeds of
+one thread to make and to apply it; `processor_s` is what sender and receiver had of a processor,
+`line_processor_s` what the bare ones had. `several` sends a version to all other hosts at once, and
+`site` does where these are neighbours at a site; `copies` are how often it crossed the line. What
+arrives is compared with what was published. JSON lines, medians.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -56,19 +56,20 @@ print("ready", flush=True)
 line, _ = server.accept()
 fd, left = os.memfd_create("sent"), int(sys.argv[3])
 os.posix_fallocate(fd, 0, left)
-at = 0
+had, at = sum(os.times()[:2]), 0
 while at < left:
     at += os.sendfile(line.fileno(), fd, at, left - at)
 line.shutdown(socket.SHUT_WR)
 line.recv(1)
+print(sum(os.times()[:2]) - had)
 """
 RECEIVE: Final = """
-import socket, sys, time
+import os, socket, sys, time
 line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-into, got, since = bytearray(1 << 20), 0, time.monotonic()
+into, got, since, had = bytearray(1 << 20), 0, time.monotonic(), sum(os.times()[:2])
 while count := line.recv_into(into):
     got += count
-print(got / (time.monotonic() - since))
+print(got / (time.monotonic() - since), sum(os.times()[:2]) - had)
 """
 
 
@@ -88,10 +89,10 @@ class Node:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def fetch(self, version: int, source: Node) -> tuple[float, memoryview]:
+    def fetch(self, version: int, source: Node, *, of: str = "d") -> tuple[float, memoryview]:
         """Return the seconds until a version is here, and its bytes."""
         holder = pb.VersionHolder(node_id=source.name, state_manager=source.address)
-        wanted, since_s = pb.PublishedVersion(deployment_id="d", version=version), time.monotonic()
+        wanted, since_s = pb.PublishedVersion(deployment_id=of, version=version), time.monotonic()
         data = self.client.fetch_version(wanted, holder).data
         return time.monotonic() - since_s, data
 
@@ -135,7 +136,7 @@ class Trainer:
     """Parameters in blocks of random bits, of which a share changes from version to version."""
 
     def __init__(self, node: Node, *, nbytes: int, dtype: str) -> None:
-        self.node, self.version = node, 0
+        self.node, self.nbytes = node, nbytes
         self._width = 2 if dtype == "BF16" else 4
         region = node.client.allocate([RegionSpec(name=dtype, nbytes=nbytes)])[dtype]
         self._bits = region.tensor().numpy().view(f"u{self._width}")
@@ -145,17 +146,17 @@ class Trainer:
         numel = self._bits.size // TENSORS
         node.client.set_index([_piece(dtype, at, numel, self._width) for at in range(TENSORS)])
 
-    def publish(self, share: float, *, number: int) -> memoryview:
+    def publish(self, share: float, *, number: int, of: str = "d") -> memoryview:
         """Change a share of the elements, publish, and return the bytes."""
         flips = self._rng.random(BLOCK_BYTES // self._width, dtype=np.float32) < share
         self._bits.reshape(-1, flips.size)[:] ^= flips
-        request = pb.PublishRequest(wpg_id="w", deployment_id="d", version=number)
+        request = pb.PublishRequest(wpg_id="w", deployment_id=of, version=number)
         reply = self.node.stub.Publish(request, timeout=120)
         assert not reply.HasField("error"), reply.error
         if number > 2:
-            gone = pb.ReleaseVersionRequest(deployment_id="d", version=number - 2)
+            gone = pb.ReleaseVersionRequest(deployment_id=of, version=number - 2)
             self.node.stub.ReleaseVersion(gone, timeout=60)
-        return self.node.client.open_version(VersionId("d", 0, number)).data
+        return self.node.client.open_version(VersionId(of, 0, number)).data
 
 
 def _piece(dtype: str, at: int, numel: int, width: int) -> pb.CanonicalPiece:
@@ -172,15 +173,25 @@ def _piece(dtype: str, at: int, numel: int, width: int) -> pb.CanonicalPiece:
     )
 
 
-def line_bytes_per_s(sender: NetworkHost, receiver: NetworkHost, *, nbytes: int) -> float:
-    """Return the speed of a bare `sendfile` between two hosts."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a bare `sendfile` between two hosts reached."""
+
+    bytes_per_s: float
+    processor_s: tuple[float, float]
+    """Of sender and receiver."""
+
+
+def line_of(sender: NetworkHost, receiver: NetworkHost, *, nbytes: int) -> Line:
+    """Measure a bare `sendfile` between two hosts."""
     where = (sender.address, str(PORT + 1))
     with subprocess.Popen(
         sender.python("-c", SEND, *where, str(nbytes)), stdout=subprocess.PIPE, text=True
     ) as sending:
         assert sending.stdout is not None
         sending.stdout.readline()
-        return float(run(*receiver.python("-c", RECEIVE, *where)))
+        speed, received_s = run(*receiver.python("-c", RECEIVE, *where)).split()
+        return Line(float(speed), (float(sending.stdout.readline()), float(received_s)))
 
 
 def codes(old: memoryview, new: memoryview, *, width: int) -> dict[str, float]:
@@ -210,14 +221,12 @@ def measure(
 ) -> None:
     """Measure whole versions and deltas from the first node to the second."""
     nbytes, reader = options.mib << 20, found[1]
-    line = line_bytes_per_s(hosts[0], hosts[1], nbytes=nbytes)
     trainer = Trainer(found[0], nbytes=nbytes, dtype=dtype)
+    took_s = whole(trainer, found, hosts, rounds=options.rounds)
     number = 1
     data = trainer.publish(0, number=number)
-    took_s, got = reader.fetch(number, found[0])
+    _, got = reader.fetch(number, found[0])
     assert got == data, "bit by bit"
-    whole = nbytes / took_s
-    report(what="whole", dtype=dtype, line=int(line), whole=int(whole), of_line=whole / line)
     for share in SHARES:
         times_s, sizes, busy_s, before = [], [], [], data
         for _ in range(options.rounds):
@@ -225,8 +234,7 @@ def measure(
             before, data, had = data, trainer.publish(share, number=number), reader.arrived
             had_s = [node.processor_s for node in found]
             delta_s, got = reader.fetch(number, found[0])
-            pairs = zip(found, had_s, strict=True)
-            busy_s.append([node.processor_s - then_s for node, then_s in pairs])
+            busy_s.append(since(had_s, found))
             assert got == data, "bit by bit"
             times_s.append(delta_s)
             sizes.append(reader.arrived - had)
@@ -241,15 +249,56 @@ def measure(
             of_bytes=round(statistics.median(sizes) / nbytes, 4),
             codes=codes(before, data, width=2 if dtype == "BF16" else 4),
             all_s=[round(one, 3) for one in times_s],
-            processor_s=[round(statistics.median(one), 3) for one in zip(*busy_s, strict=True)],
+            processor_s=medians(busy_s),
             load=os.getloadavg()[0],
         )
+
+
+def whole(
+    trainer: Trainer, found: list[Node], hosts: tuple[NetworkHost, ...], *, rounds: int
+) -> float:
+    """Measure whole versions, each beside the bare line; return the median of their seconds."""
+    nbytes, times_s, busy_s, lines = trainer.nbytes, list[float](), [], []
+    for number in range(rounds):
+        of = f"whole-{number}"
+        data = trainer.publish(0, number=1, of=of)
+        had_s = [node.processor_s for node in found]
+        took_s, got = found[1].fetch(1, found[0], of=of)
+        busy_s.append(since(had_s, found))
+        assert got == data, "bit by bit"
+        times_s.append(took_s)
+        gone = pb.ReleaseVersionRequest(deployment_id=of, version=1)
+        found[0].stub.ReleaseVersion(gone, timeout=60)
+        lines.append(line_of(hosts[0], hosts[1], nbytes=nbytes))
+    line = statistics.median(one.bytes_per_s for one in lines)
+    speed = nbytes / statistics.median(times_s)
+    report(
+        what="whole",
+        line=int(line),
+        whole=int(speed),
+        of_line=round(speed / line, 3),
+        all_s=[round(one, 3) for one in times_s],
+        line_processor_s=medians([one.processor_s for one in lines]),
+        processor_s=medians(busy_s),
+        load=os.getloadavg()[0],
+    )
+    return statistics.median(times_s)
+
+
+def since(had_s: list[float], found: list[Node]) -> list[float]:
+    """Return what each node has had of a processor since it had so much."""
+    return [node.processor_s - then_s for node, then_s in zip(found, had_s, strict=True)]
+
+
+def medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the median of each column."""
+    return [round(statistics.median(one), 3) for one in zip(*rows, strict=True)]
 
 
 def several(found: list[Node], hosts: tuple[NetworkHost, ...], *, mib: int, what: str) -> None:
     """Measure a version to all other hosts at once."""
     nbytes = mib << 20
-    line = line_bytes_per_s(hosts[0], hosts[1], nbytes=nbytes)
+    line = line_of(hosts[0], hosts[1], nbytes=nbytes).bytes_per_s
     data = Trainer(found[0], nbytes=nbytes, dtype="F32").publish(0, number=1)
     readers, had = found[1:], sent_bytes(hosts[0])
     with ThreadPoolExecutor(len(readers)) as pool:
