@@ -22,7 +22,7 @@ from plexsvc.errors import PlexError, bad_request
 from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.certificates import TLS_NAME
 from plexsvc.rpc.doors import Door, Doorkeeper
-from plexsvc.rpc.keys import ClusterKeys, read_keys
+from plexsvc.rpc.keys import ClusterKeys, renewed
 
 SERVER_OPTIONS: Final[Options] = (
     *LIMITS,
@@ -128,7 +128,7 @@ def listen(server: grpc.aio.Server, address: str, keys: ClusterKeys, *, key: str
     if path is None:
         credentials = grpc.dynamic_ssl_server_credentials(
             _shown(keys),
-            partial(_renewed, keys),
+            lambda: _shown(renewed(keys)),
             require_client_authentication=True,
         )
         return bind(server, address, credentials, key=key)
@@ -235,15 +235,6 @@ def _shown(keys: ClusterKeys) -> grpc.ServerCertificateConfiguration:
     """Return what a server shows, and by what it knows its callers."""
     pair = (keys.private_key.encode(), keys.certificate.encode())
     return grpc.ssl_server_certificate_configuration([pair], keys.root.encode())
-
-
-def _renewed(keys: ClusterKeys) -> grpc.ServerCertificateConfiguration:
-    """Return what to show a new caller: a node's file may have another certificate by now."""
-    if keys.file is None or not keys.authority:
-        return _shown(keys)
-    with suppress(PlexError):  # it is gone with the node's directory
-        keys = read_keys(keys.file)
-    return _shown(keys)
 
 
 _TLS_NAME: Final = ("grpc.ssl_target_name_override", TLS_NAME)

@@ -174,6 +174,16 @@ def read_keys(path: Path) -> ClusterKeys:
         ) from error
 
 
+def renewed(keys: ClusterKeys) -> ClusterKeys:
+    """Return what to show a new caller: a node's file may have another certificate by now."""
+    if keys.file is None or not keys.authority:
+        return keys
+    try:
+        return read_keys(keys.file)
+    except PlexError:  # it is gone with the node's directory
+        return keys
+
+
 def keep_keys(path: Path) -> ClusterKeys:
     """Return the keys in `path`, made and written now if there is no such file.
 

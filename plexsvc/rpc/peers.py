@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 
@@ -14,6 +13,7 @@ from plexsvc.rpc import certificates
 from plexsvc.rpc.addresses import socket_path
 from plexsvc.rpc.channels import open_channel
 from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.rpc.tls import client_context
 
 
 class Peers:
@@ -47,16 +47,9 @@ class Peers:
 
     def _shown_at(self, target: str) -> str:
         host, _, port = target.rpartition(":")
-        context = ssl.create_default_context(cadata=self._keys.root)
-        # Newer Pythons ask for extensions that certificates of a cluster do not have.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context = client_context(self._keys)
         # gRPC hangs up on whoever does not say that he speaks HTTP/2.
         context.set_alpn_protocols(["h2"])
-        pair = f"{self._keys.certificate}\n{self._keys.private_key}".encode()
-        with os.fdopen(os.memfd_create("plexsvc-certificate"), "wb") as file:
-            file.write(pair)
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")  # it reads files alone
         try:
             with (
                 socket.create_connection((host.strip("[]"), int(port)), self._timeout_s) as plain,

@@ -8,7 +8,6 @@ and the others from the first, block by block.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.rpc.keys import ClusterKeys
+from plexsvc.statelink.byteline import ByteLine, LineBrokenError, checked, dial
 from plexsvc.statelink.client import READER_PATIENCE_S
 from plexsvc.weights import deltas
 from plexsvc.weights.checksums import BLOCK_BYTES, verify_block
@@ -40,17 +40,11 @@ from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
 
-Put = Callable[[int, memoryview], None]
-"""Takes a block and the byte where it begins."""
+Room = Callable[[int, int], memoryview]
+"""Returns where bytes go, by their offset and number."""
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time that a manifest may take to arrive from another host."""
-
-SLOWEST_BYTES_PER_S: Final = 1 << 20
-"""A version that arrives more slowly than this is given up; what hangs, its operation's watch."""
-
-STALL_S: Final = 20.0
-"""A stream that brings nothing for so long is broken off, within twice the time."""
 
 MAX_NEIGHBOURS: Final = 2
 """Neighbours that are asked before the holder is asked for all of the rest."""
@@ -65,17 +59,20 @@ def _advance(nbytes: int) -> None:
 
 
 class Incoming:
-    """The blocks of a version that arrive in turn; each is verified and `put` in its place."""
+    """The blocks of a version that arrive in turn, each where it stays, and are verified there."""
 
     def __init__(
         self,
         manifest: VersionManifest,
-        put: Put,
+        room: Room,
         *,
         base: OpenedPart | None,
         lows: Sequence[int] | None = None,
+        verified: Callable[[int], None] | None = None,
     ) -> None:
         self.manifest = manifest
+        self.address = manifest.bytes_at
+        """Where its holder gives bytes."""
         self.base = base
         self._lows = lows
         self.without = ""
@@ -83,8 +80,8 @@ class Incoming:
         self.neighbours = 0
         """How many were asked."""
         self._left = deque(range(0, manifest.nbytes, BLOCK_BYTES) if lows is None else lows)
-        self._put = put
-        self._block = memoryview(bytearray(min(BLOCK_BYTES, manifest.nbytes)))
+        self._room = room
+        self._verified = verified
         self._filled = self.done
 
     @property
@@ -106,31 +103,34 @@ class Incoming:
         """Begin again after what is verified."""
         self._filled = self.done
 
-    def take(self, chunk: VersionChunk) -> int:
-        """Take what came, and return its bytes; a block is put in its place once it is verified.
+    def take(self, chunk: VersionChunk, line: ByteLine, tell: Callable[[int], None]) -> None:
+        """Take what a chunk tells of off the line, and verify the block that it ends.
 
         Raises:
             PlexError: `checksum_mismatch`, `bad_request`, `unavailable`: it is not what was
-                published; what `put` raises.
+                published; what finding room raises.
+            OSError: the line broke; so does EOFError tell.
         """
-        low, block = chunk.offset, min(self.done + BLOCK_BYTES, self.manifest.nbytes)
-        data = chunk.data  # copied at each look
-        end = block if chunk.width else low + len(data)
-        if low != self._filled or end > block or (chunk.width and self.base is None):
+        low, end = chunk.offset, min(self.done + BLOCK_BYTES, self.manifest.nbytes)
+        is_delta = chunk.width > 0
+        until = end if is_delta else low + chunk.nbytes
+        if low != self._filled or until > end or (is_delta and self.base is None):
             raise unavailable(f"{VersionId.of(self.manifest)}: bytes from {low} came out of turn")
-        if chunk.width and self.base is not None:
-            into, base = self._block[: end - low], self.base.data[low:end]
-            deltas.decode(into, base=base, delta=data, width=chunk.width)
+        block = self._room(self.done, end - self.done)
+        if is_delta and self.base is not None:
+            delta = bytearray(min(chunk.nbytes, BLOCK_BYTES))
+            line.receive_into(memoryview(delta), tell)
+            base = self.base.data[low:end]
+            deltas.decode(block, base=base, delta=delta, width=chunk.width)
         else:
-            self._block[low - self.done : end - self.done] = data
-        self._filled = end
-        if end == block:
-            whole = self._block[: end - self.done]
-            verify_block(self.manifest, whole, at=self.done)
-            self._put(self.done, whole)
+            line.receive_into(block[low - self.done : until - self.done], tell)
+        self._filled = until
+        if until == end:
+            verify_block(self.manifest, block, at=self.done)
             self._left.popleft()
+            if self._verified is not None:
+                self._verified(end)
             self._filled = self.done
-        return len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Far:
     holder: VersionHolder
     keys: Callable[[], ClusterKeys]
     tell: Callable[[int], None] = _advance
-    """Takes the bytes of each chunk that came."""
+    """Takes the number of bytes that came."""
     site: str = ""
     """Where the reader is, whose neighbours may get versions from it; empty: it has none."""
     reader: str = ""
@@ -164,41 +164,40 @@ class Far:
                     return state.GetManifest(request, timeout=READ_TIMEOUT_S)
                 except grpc.RpcError as error:
                     cause = error
-                    if not _has_successor(state, request):
+                    if _of_successor(state, request) is None:
                         break
         raise self._unread(version, cause)
 
     def read_whole(self, manifest: VersionManifest) -> OpenedPart:
-        """Return its part, verified, streamed from its state manager or the successor.
+        """Return its part, verified, got from its state manager or the successor.
 
         Raises:
             PlexError: `checksum_mismatch`.
         """
         data = memoryview(bytearray(manifest.nbytes))
-
-        def put(at: int, block: memoryview) -> None:
-            data[at : at + len(block)] = block
-
-        self.read_into(put, manifest)
+        self.read_into(lambda low, nbytes: data[low : low + nbytes], manifest)
         return OpenedPart(manifest=manifest, data=data.toreadonly())
 
     def read_into(
         self,
-        put: Put,
+        room: Room,
         manifest: VersionManifest,
         *,
         base: OpenedPart | None = None,
         bytes_per_s: int = 0,
         lows: Sequence[int] | None = None,
+        verified: Callable[[int], None] | None = None,
     ) -> bool:
-        """Have its part put in its place, verified; as deltas to `base` where that is sooner.
+        """Have its part come to its place, verified; as deltas to `base` where that is sooner.
 
-        With `lows`, only the blocks that begin there. Returns whether all came from its holder.
+        With `lows`, only the blocks that begin there. `verified` takes the end of each. Returns
+        whether all came from its holder.
 
         Raises:
             PlexError: `checksum_mismatch`.
         """
-        incoming, in_vain = Incoming(manifest, put, base=base, lows=lows), 0
+        incoming = Incoming(manifest, room, base=base, lows=lows, verified=verified)
+        in_vain = 0
         with self._state() as state:
             while not incoming.is_whole:
                 before = incoming.done
@@ -215,23 +214,23 @@ class Far:
         """Read on; return why that ended early, unless the rest may come without deltas."""
         manifest = incoming.manifest
         try:
-            relay = self._stream(state, incoming, bytes_per_s)
+            relay = self._stream(incoming.address, incoming, bytes_per_s)
         except PlexError as error:
             if incoming.base is None:
                 return error
             log.warning("deltas given up", node=manifest.node_id, error=error)
             incoming.base = None
-        except grpc.RpcError as error:
+        except LineBrokenError as error:
             unread = self._unread(manifest, error)
             version = GetManifestRequest(**VersionId.of(manifest)._asdict())
-            if not _has_successor(state, version):
+            found = _of_successor(state, version)
+            if found is None:
                 raise unread from error
+            incoming.address = found.bytes_at
             return unread
         else:
             if relay:
                 self._read_near(relay, incoming)
-            elif not incoming.is_whole:
-                return self._unread(manifest, None)
         return None
 
     def _read_near(self, relay: str, incoming: Incoming) -> None:
@@ -239,18 +238,12 @@ class Far:
         incoming.neighbours += 1
         incoming.without = relay
         try:
-            with open_blocking_channel(relay, self.keys()) as channel:
-                self._stream(StateManagerStub(channel), incoming, is_near=True)
-        except (PlexError, grpc.RpcError) as error:
+            self._stream(relay, incoming, is_near=True)
+        except (PlexError, LineBrokenError) as error:
             log.warning("neighbour given up", address=relay, error=error)
 
     def _stream(
-        self,
-        state: StateManagerStub,
-        incoming: Incoming,
-        bytes_per_s: int = 0,
-        *,
-        is_near: bool = False,
+        self, address: str, incoming: Incoming, bytes_per_s: int = 0, *, is_near: bool = False
     ) -> str:
         """Read on; return whom to ask instead, if anybody."""
         manifest = incoming.manifest
@@ -269,18 +262,13 @@ class Far:
         if incoming.base is not None and not is_near:
             base = VersionId.of(incoming.base.manifest)
             request.base.CopyFrom(WireVersionId(**base._asdict()))
-        timeout_s = READ_TIMEOUT_S + manifest.nbytes / SLOWEST_BYTES_PER_S
-        call = state.ReadVersion(request, timeout=timeout_s)
-        try:
-            with _watched(call, lambda: incoming.done):
-                for chunk in call:
-                    if chunk.relay:
-                        return chunk.relay
-                    self.tell(incoming.take(chunk))
-                    if incoming.is_whole:
-                        break
-        finally:
-            call.cancel()
+        with dial(address, self.keys()) as line:
+            line.send(request)
+            while not incoming.is_whole:
+                chunk = checked(line.receive(VersionChunk))
+                if chunk.relay:
+                    return chunk.relay
+                incoming.take(chunk, line, self.tell)
         return ""
 
     @contextmanager
@@ -299,31 +287,9 @@ class Far:
         )
 
 
-def _has_successor(state: StateManagerStub, version: GetManifestRequest) -> bool:
-    """Return whether the node's state manager, or its successor, has the version; waits for one."""
+def _of_successor(state: StateManagerStub, version: GetManifestRequest) -> VersionManifest | None:
+    """Return what the node's state manager, or its successor, has of it; waits for one."""
     try:
-        state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
+        return state.GetManifest(version, timeout=READER_PATIENCE_S, wait_for_ready=True)
     except grpc.RpcError:
-        return False
-    return True
-
-
-@contextmanager
-def _watched(call: grpc.RpcContext, count: Callable[[], int]) -> Iterator[None]:
-    """Cancel a call of the block once `count` stays the same for too long."""
-    over = threading.Event()
-
-    def watch() -> None:
-        seen = -1
-        while not over.wait(STALL_S):
-            if (now := count()) == seen:
-                call.cancel()
-                return
-            seen = now
-
-    thread = threading.Thread(target=watch, name="stall", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
+        return None

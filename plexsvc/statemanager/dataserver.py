@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,19 +20,16 @@ from plexsvc.residency import Home
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.dataplane import Header, Message
+from plexsvc.statemanager.accepting import Acceptor, listen_at
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode, region_state
 
 log = Log(__name__)
 
-BACKLOG: Final = 128
 MAX_CLIENTS: Final = 1024
 HELLO_TIMEOUT_S: Final = 30.0
 """Longest wait for a new connection's first message."""
-
-ACCEPT_PAUSE_S: Final = 0.1
-"""Pause after a connection could not be accepted: the descriptors that lack may be given back."""
 
 Call = Callable[[RankLink, Message], Message]
 
@@ -47,7 +42,6 @@ class DataServer:
         self._node = node
         self._clients = clients
         self._waiting: dict[str, RankLink] = {}  # by token, until the data connection comes
-        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._calls: Mapping[str, Call] = {
             "allocate": self._allocate,
             "seal": self._seal,
@@ -61,44 +55,12 @@ class DataServer:
             "close_version": self._close_version,
             "fetch_version": self._fetch_version,
         }
-        self._listener = _listen(path)
-        self._closed = threading.Event()
-        threading.Thread(target=self._accept, name="data-accept", daemon=True).start()
+        self._acceptor = Acceptor(listen_at(path), self._serve, most=MAX_CLIENTS, name="data")
 
     def close(self) -> None:
         """Stop accepting and remove the socket."""
-        self._closed.set()
-        # Closing it alone would not wake a thread that waits in `accept`.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._acceptor.close()
         self.path.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        is_failing = False
-        while not self._closed.is_set():
-            try:
-                self._admit(self._listener.accept()[0])
-            except (OSError, RuntimeError) as error:
-                # Closed, out of descriptors or threads, or the client left the queue.
-                if not is_failing and not self._closed.is_set():
-                    log.warning("no client accepted, tried again", error=error)
-                is_failing = True
-                self._closed.wait(ACCEPT_PAUSE_S)
-                continue
-            is_failing = False
-
-    def _admit(self, sock: socket.socket) -> None:
-        if not self._slots.acquire(blocking=False):
-            log.warning("client refused", limit=MAX_CLIENTS)
-            sock.close()
-            return
-        try:
-            threading.Thread(target=self._serve, args=(sock,), name="data", daemon=True).start()
-        except RuntimeError:
-            self._slots.release()
-            sock.close()
-            raise
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -113,8 +75,6 @@ class DataServer:
             log.debug("connection ended", error=error)
         except PlexError as error:
             log.warning("connection cut", error=error)
-        finally:
-            self._slots.release()
         sock.close()
 
     def _serve_client(self, sock: socket.socket, hello: Message) -> None:
@@ -282,18 +242,6 @@ def _granted(link: RankLink, names: Collection[str]) -> Message:
     names = {*names, *(link.memory.mapped.get(name, name) for name in names)}
     only = {name: at for name, at in granted.header["regions"].items() if name in names}
     return Message(header={"regions": only}, fds=tuple(os.dup(fd) for fd in granted.fds))
-
-
-def _listen(path: Path) -> socket.socket:
-    """Return a listener at `path`, which always leads to a state manager's, dead or alive."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    listener.bind(str(new))
-    new.chmod(0o600)
-    listener.listen(BACKLOG)
-    new.rename(path)
-    return listener
 
 
 def _receive(sock: socket.socket) -> Message:

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,9 @@ from plexsvc.rpc.addresses import UNIX
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
 from plexsvc.statelink.dataplane import allow_many_files
-from plexsvc.statemanager import adoption
+from plexsvc.statemanager import adoption, sending
 from plexsvc.statemanager.book import Book
+from plexsvc.statemanager.byteserver import ByteServer
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
 from plexsvc.statemanager.dataserver import DataServer
@@ -76,10 +78,18 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         data_socket=str(data.path),
         keys=keys,
     )
-    server = new_server(keys, takes_nodes=("GetManifest", "ReadVersion"))
+    server = new_server(keys, takes_nodes=("GetManifest",))
     add_to_server(servicer, server)
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
-    address = node.arrivals.address = listen(server, where, keys, key="listen")
+    address = listen(server, where, keys, key="listen")
+    answer = partial(
+        sending.answer,
+        publisher=node.publisher,
+        arrivals=node.arrivals,
+        relays=sending.Relays(config.site),
+    )
+    giving = ByteServer(answer, keys=keys, address=address)
+    node.arrivals.address = giving.address
     await server.start()
     parking.start()
     print(  # noqa: T201 - the parent reads it
@@ -94,6 +104,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         give_up.cancel()
         await server.stop(_GRACE_S)
         data.close()
+        giving.close()
         await loop.run_in_executor(None, servicer.close)
         await loop.run_in_executor(None, parking.close)
         # Nothing is freed: the kernel frees what is this process's alone, and arenas that the

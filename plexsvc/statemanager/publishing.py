@@ -274,8 +274,8 @@ class Publisher:
                 self._write_down(key)
 
     @contextmanager
-    def reading(self, key: VersionId) -> Iterator[OpenedPart]:
-        """Hold a version and return it, opened.
+    def lent(self, key: VersionId) -> Iterator[Version]:
+        """Hold a version for the block.
 
         Raises:
             PlexError: `not_found`.
@@ -285,10 +285,20 @@ class Publisher:
             version = self._visible(key)
             self._shelf.hold(key, holder)
         try:
-            data = version.file.map(is_writable=False)[: version.manifest.nbytes]
-            yield OpenedPart(manifest=version.manifest, data=data)
+            yield version
         finally:
             self.unhold(key, holder)
+
+    @contextmanager
+    def reading(self, key: VersionId) -> Iterator[OpenedPart]:
+        """Hold a version for the block, and return it, opened.
+
+        Raises:
+            PlexError: `not_found`.
+        """
+        with self.lent(key) as version:
+            data = version.file.map(is_writable=False)[: version.manifest.nbytes]
+            yield OpenedPart(manifest=version.manifest, data=data)
 
     def close(self) -> None:
         """Let go of all versions."""

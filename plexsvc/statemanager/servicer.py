@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -46,7 +45,6 @@ from plexsvc.statemanager.publishing import (
     Version,
 )
 from plexsvc.statemanager.saving import Saver
-from plexsvc.statemanager.sending import AHEAD, Relays, streaming
 from plexsvc.weights import pieces
 from plexsvc.weights.manifests import part_name, scalars_by_rank, steps
 
@@ -57,10 +55,6 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["StateManager"]
 
 MAX_CONTROL_CALLS: Final = 32
 """Control calls that work at once; further ones wait."""
-
-
-LOOK_US: Final = 10_000
-"""How often it is looked whether a block has come that a neighbour waits for."""
 
 
 class StateManagerServicer:
@@ -88,7 +82,6 @@ class StateManagerServicer:
         self._mover = mover
         self._parking = parking
         self._versions = KeyedLocks()
-        self._relays = Relays(node.config.site)
         self._threads = ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control")
         self._saver = Saver(node, keys=keys)
         self.materialize = self._saver.materialize
@@ -125,32 +118,9 @@ class StateManagerServicer:
 
     async def get_manifest(self, request: pb.GetManifestRequest) -> pb.VersionManifest:
         """Return the manifest of a version on this node."""
-        return self._node.publisher.manifest(VersionId.of(request))
-
-    async def read_version(self, request: pb.ReadVersionRequest) -> AsyncGenerator[pb.VersionChunk]:
-        """Stream the blocks of a version, made ready beside the event loop."""
-        if relay := self._relays.instead(request):
-            yield pb.VersionChunk(relay=relay)
-            return
-        loop = asyncio.get_running_loop()
-        held = ExitStack()
-        try:
-            version = held.enter_context(
-                streaming(self._node.publisher, self._node.arrivals, request)
-            )
-            ahead: deque[asyncio.Future[list[pb.VersionChunk]]] = deque()
-            for low in request.lows or version.lows(request.offset):
-                while len(ahead) > AHEAD or not version.has(low):
-                    for chunk in await ahead.popleft() if ahead else ():
-                        yield chunk
-                    if not ahead and not version.has(low):
-                        await self._clock.sleep(LOOK_US)
-                ahead.append(loop.run_in_executor(self._threads, version.block, low))
-            for ready in ahead:
-                for chunk in await ready:
-                    yield chunk
-        finally:
-            await loop.run_in_executor(self._threads, held.close)
+        reply = pb.VersionManifest(bytes_at=self._node.arrivals.address)
+        reply.MergeFrom(self._node.publisher.manifest(VersionId.of(request)))
+        return reply
 
     async def digest(self, request: pb.DigestRequest) -> pb.DigestReply:
         """Hash the state, the same wherever it is."""

@@ -57,7 +57,7 @@ class FarPart:
             lows.update(range(piece.offset // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES))
         if lows:
             self._space.madvise(mmap.MADV_DONTNEED)
-            self._far.read_into(self._put, self.opened.manifest, lows=sorted(lows))
+            self._far.read_into(self._room, self.opened.manifest, lows=sorted(lows))
 
     def bring_into(self, target: memoryview) -> None:
         """Bring all of it to memory of the caller's.
@@ -65,14 +65,10 @@ class FarPart:
         Raises:
             PlexError: `checksum_mismatch`, `unavailable`.
         """
+        self._far.read_into(lambda low, nbytes: target[low : low + nbytes], self.opened.manifest)
 
-        def put(at: int, block: memoryview) -> None:
-            target[at : at + len(block)] = block
-
-        self._far.read_into(put, self.opened.manifest)
-
-    def _put(self, at: int, block: memoryview) -> None:
-        self._data[at : at + len(block)] = block
+    def _room(self, low: int, nbytes: int) -> memoryview:
+        return self._data[low : low + nbytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

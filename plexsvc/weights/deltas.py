@@ -47,7 +47,7 @@ def encode(base: memoryview, new: memoryview, *, width: int, most: int) -> bytes
     return b"".join((_COUNT.pack(changed.size), coded.tobytes(), values.tobytes()))
 
 
-def decode(into: memoryview, *, base: memoryview, delta: bytes, width: int) -> None:
+def decode(into: memoryview, *, base: memoryview, delta: bytes | bytearray, width: int) -> None:
     """Write the block that `delta` makes of `base`.
 
     Raises:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.weights.checksums import BLOCK_BYTES
+from tests.rigs.byte_holders import Between, Passed, between
 from tests.rigs.state_daemon import Client, Daemon
 from tests.rigs.waiting import wait_until
 
@@ -135,60 +135,37 @@ def test_whole_blocks_are_sent_where_most_has_changed_and_where_the_base_is_gone
     assert pair.fetch_new(reader, 4) < STATE_BYTES / 50
 
 
-class Between(statemanager_pb2_grpc.StateManagerServicer):
-    """Stands between two state managers and spoils, after a block, what passes once."""
+class Spoiling:
+    """Spoils, after a block, what passes once."""
 
     def __init__(self, daemon: Daemon, how: str) -> None:
         self.daemon, self.how = daemon, how
-        self.told: list[statemanager_pb2.ReadVersionRequest] = []
-        self.sent_bytes = 0
         self.may_go_on = threading.Event()
 
-    def GetManifest(
-        self, request: statemanager_pb2.GetManifestRequest, context: object
-    ) -> statemanager_pb2.VersionManifest:
-        del context
-        return self.daemon.stub.GetManifest(request, timeout=30)
-
-    def ReadVersion(
-        self, request: statemanager_pb2.ReadVersionRequest, context: grpc.ServicerContext
-    ) -> Iterator[statemanager_pb2.VersionChunk]:
-        self.told.append(request)
-        for chunk in self.daemon.stub.ReadVersion(request, timeout=30):
-            if self.how and chunk.offset >= BLOCK_BYTES:
-                how, self.how = self.how, ""
-                if how == "dies":
-                    self.daemon.process.kill()
-                if how == "breaks":
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
-                if how == "stalls":
-                    given_up = threading.Event()
-                    context.add_callback(given_up.set)
-                    given_up.wait(120)
-                if how == "waits":
-                    self.may_go_on.wait(60)
-                else:
-                    data = bytearray(chunk.data)
-                    data[-1] ^= 1
-                    chunk.data = bytes(data)
-            self.sent_bytes += len(chunk.data)
-            yield chunk
+    def __call__(self, passed: Passed) -> None:
+        if not self.how or passed.chunk.offset < BLOCK_BYTES:
+            return
+        how, self.how = self.how, ""
+        if how == "dies":
+            self.daemon.process.kill()
+        if how == "breaks":
+            raise ConnectionResetError
+        if how == "stalls":
+            passed.line.wait_for_end()
+        if how == "waits":
+            self.may_go_on.wait(60)
+        else:
+            passed.data[-1] ^= 1
 
 
 @contextmanager
-def between(daemon: Daemon, how: str) -> Iterator[tuple[Between, str]]:
-    """Serve one."""
-    takes_pings = (("grpc.http2.max_ping_strikes", 0),)
-    server = grpc.server(ThreadPoolExecutor(8), options=takes_pings)
-    servicer = Between(daemon, how)
-    statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
-    address = f"unix:{daemon.ready['data_socket']}.{how}"
-    server.add_insecure_port(address)
-    server.start()
-    try:
-        yield servicer, address
-    finally:
-        server.stop(None).wait()
+def spoilt(daemon: Daemon, how: str) -> Iterator[tuple[Between, Spoiling, str]]:
+    """Stand between a daemon and its readers; yield where they reach it, too."""
+    place = Path(daemon.ready["data_socket"]).parent / (how or "none").replace(" ", "-")
+    place.mkdir(mode=0o700)
+    address, spoiling = f"unix:{place}/state.sock", Spoiling(daemon, how)
+    with between(daemon.stub, address, spoiling) as servicer:
+        yield servicer, spoiling, address
 
 
 @pytest.mark.parametrize(
@@ -198,7 +175,7 @@ def test_what_is_spoilt_goes_on_after_the_last_whole_block(pair: Pair, how: str)
     reader = pair.there.client("reader")
     pair.fetch_new(reader, 1)
     wanted = pair.publish(2)
-    with between(pair.here, how) as (servicer, address):
+    with spoilt(pair.here, how) as (servicer, _, address):
         assert pair.fetch(reader, 2, address=address) == wanted
     first, second = servicer.told
     assert (first.offset, second.offset) == (0, BLOCK_BYTES)
@@ -211,8 +188,7 @@ def test_nothing_of_a_broken_version_is_visible_and_the_last_one_stays(pair: Pai
     reader = pair.there.client("reader")
     pair.fetch_new(reader, 1)
     pair.publish(2)
-    with between(pair.here, "breaks") as (servicer, address):
-        servicer.daemon = pair.here
+    with spoilt(pair.here, "breaks") as (_, _, address):
         pair.here.process.kill()
         pair.here.process.wait()
         with pytest.raises(PlexError, match="could not be read") as caught:
@@ -236,7 +212,7 @@ def test_the_last_copy_stays_whole_when_the_node_is_killed_that_sends_the_next(p
         assert held(version) == wanted
         assert pair.there.inventory().host_bytes_used == min(version, 2) * STATE_BYTES
     pair.publish(5, share=0.5)
-    with between(pair.here, "dies") as (_, address):
+    with spoilt(pair.here, "dies") as (_, _, address):
         assert pair.copy(5, address=address).error.code == "unavailable"
     assert held(4) == wanted
     with pytest.raises(PlexError, match="not on this node"):
@@ -282,7 +258,7 @@ def far_site(pair: Pair, tmp_path: Path) -> list[Daemon]:
 
 def test_a_version_crosses_the_line_to_a_site_once(pair: Pair, far_site: list[Daemon]) -> None:
     readers = [daemon.client("reader") for daemon in far_site]
-    with between(pair.here, "") as (servicer, address), ThreadPoolExecutor(3) as pool:
+    with spoilt(pair.here, "") as (servicer, _, address), ThreadPoolExecutor(3) as pool:
         for version, most in ((1, STATE_BYTES), (2, STATE_BYTES // 50)):
             wanted, before = pair.publish(version), servicer.sent_bytes
             found = pool.map(lambda one: pair.fetch(one, version, address=address), readers)  # noqa: B023
@@ -296,7 +272,7 @@ def test_neighbours_go_on_at_their_block_when_the_first_reader_of_a_site_dies(
 ) -> None:
     readers = [daemon.client("reader") for daemon in far_site]
     wanted = pair.publish(1)
-    with between(pair.here, "waits") as (servicer, address), ThreadPoolExecutor(3) as pool:
+    with spoilt(pair.here, "waits") as (servicer, spoiling, address), ThreadPoolExecutor(3) as pool:
         first = pool.submit(pair.fetch, readers[0], 1, address=address)
         wait_until(lambda: servicer.told, what="the first reader asks")
         rest = [pool.submit(pair.fetch, reader, 1, address=address) for reader in readers[1:]]
@@ -306,12 +282,12 @@ def test_neighbours_go_on_at_their_block_when_the_first_reader_of_a_site_dies(
             what="they have a block",
         )
         far_site[0].process.kill()
-        servicer.may_go_on.set()
+        spoiling.may_go_on.set()
         assert [one.result() for one in rest] == [wanted, wanted]
         readers[0].process.kill()
         with pytest.raises((PlexError, EOFError)):
             first.result()
     again = servicer.told[3:]
     assert min(request.offset for request in again) >= BLOCK_BYTES
-    assert {request.without for request in again} == {far_site[0].ready["address"]}
+    assert {request.without for request in again} == {servicer.told[0].reader}
     assert servicer.sent_bytes <= 2 * STATE_BYTES - BLOCK_BYTES, "one of them got the rest"

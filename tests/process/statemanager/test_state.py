@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import xxhash
 from safetensors.numpy import load_file
 
-from plexclient.wire.v1 import statemanager_pb2, statemanager_pb2_grpc
+from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
+from tests.rigs.byte_holders import Passed, between
 from tests.rigs.state_daemon import Client, Daemon
 
 pytestmark = pytest.mark.process
@@ -199,38 +198,17 @@ def test_copies_of_several_nodes_are_digested_as_one(tmp_path: Path) -> None:
         assert here.stub.Digest(request, timeout=120).error.code == "checksum_mismatch"
 
 
-class Altering(statemanager_pb2_grpc.StateManagerServicer):
-    """Passes a state manager's version on with bits of it turned."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._stub = daemon.stub
-
-    def GetManifest(
-        self, request: statemanager_pb2.GetManifestRequest, context: object
-    ) -> statemanager_pb2.VersionManifest:
-        del context
-        return self._stub.GetManifest(request, timeout=120)
-
-    def ReadVersion(
-        self, request: statemanager_pb2.ReadVersionRequest, context: object
-    ) -> Iterator[statemanager_pb2.VersionChunk]:
-        del context
-        for chunk in self._stub.ReadVersion(request, timeout=120):
-            data = bytes(b ^ 1 for b in chunk.data)
-            yield statemanager_pb2.VersionChunk(offset=chunk.offset, data=data)
-
-
 @contextmanager
 def altering(daemon: Daemon) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    statemanager_pb2_grpc.add_StateManagerServicer_to_server(Altering(daemon), server)
-    address = f"unix:{daemon.ready['data_socket']}.altering"
-    server.add_insecure_port(address)
-    server.start()
-    try:
-        yield address
-    finally:
-        server.stop(None).wait()
+    """Pass a state manager's version on with bits of it turned."""
+
+    def turn(passed: Passed) -> None:
+        passed.data[:] = bytes(b ^ 1 for b in passed.data)
+
+    place = Path(daemon.ready["data_socket"]).parent / "altering"
+    place.mkdir(mode=0o700)
+    with between(daemon.stub, f"unix:{place}/state.sock", turn):
+        yield f"unix:{place}/state.sock"
 
 
 def packed(array: np.ndarray) -> bytes:

@@ -83,13 +83,13 @@ async def test_where_the_service_calls_a_node_reaches_no_method() -> None:
 
 async def test_a_node_reaches_the_methods_that_are_for_nodes_alone() -> None:
     reached: list[str] = []
-    server, address = await serving(KEYS, reached, takes_nodes=("GetManifest", "ReadVersion"))
+    server, address = await serving(KEYS, reached, takes_nodes=("GetManifest", "Inventory"))
     async with open_channel(address, member("n1")) as channel:
         for service, method in METHODS:
             with suppress(grpc.RpcError, PlexError):
                 await call(channel, service, method, ())
     await server.stop(0)
-    assert {name.rpartition(".")[2] for name in reached} == {"GetManifest", "ReadVersion"}
+    assert {name.rpartition(".")[2] for name in reached} == {"GetManifest", "Inventory"}
 
 
 async def test_who_is_foreign_expired_or_shut_out_reaches_nothing_anywhere(tmp_path: Path) -> None:

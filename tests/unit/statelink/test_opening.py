@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -17,8 +16,10 @@ from plexsvc import progress
 from plexsvc.ids import VersionId
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.statelink import opening
+from plexsvc.statelink.byteline import ByteLine
 from plexsvc.statelink.far import Far
 from plexsvc.statelink.opening import VersionOpener
+from plexsvc.statemanager.byteserver import ByteServer
 from plexsvc.weights.checksums import verify
 from plexsvc.weights.reading import OpenedPart
 from tests.fakes.fake_engine import FakeEngine
@@ -35,6 +36,7 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
 
     def __init__(self, *, extra: bytes = b"", breaks: int = 0) -> None:
         self.extra, self.breaks = extra, breaks
+        self.bytes_at = ""
 
     async def GetManifest(
         self, request: statemanager_pb2.GetManifestRequest, context: Context
@@ -42,15 +44,18 @@ class FakeStateManager(statemanager_pb2_grpc.StateManagerServicer):
         if self.breaks:
             self.breaks -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
-        return SHELF[VersionId.of(request)].manifest
+        found = statemanager_pb2.VersionManifest()
+        found.CopyFrom(SHELF[VersionId.of(request)].manifest)
+        found.bytes_at = self.bytes_at
+        return found
 
-    async def ReadVersion(
-        self, request: statemanager_pb2.ReadVersionRequest, context: Context
-    ) -> AsyncIterator[statemanager_pb2.VersionChunk]:
-        del context
+    def answer(self, line: ByteLine, request: statemanager_pb2.ReadVersionRequest) -> None:
         data = bytes(SHELF[VersionId.of(request)].data) + self.extra
         for at in range(0, len(data), 1 << 18):
-            yield statemanager_pb2.VersionChunk(offset=at, data=data[at : at + (1 << 18)])
+            part = data[at : at + (1 << 18)]
+            line.send(statemanager_pb2.VersionChunk(offset=at, nbytes=len(part)))
+            line.send_bytes(part)
+        line.wait_for_end()
 
 
 def far_version() -> statemanager_pb2.PublishedVersion:
@@ -65,6 +70,8 @@ async def read(
     version, server = far_version(), new_server(KEYS)
     statemanager_pb2_grpc.add_StateManagerServicer_to_server(servicer, server)
     version.holders[0].state_manager = listen(server, address, KEYS, key="fake")
+    giving = ByteServer(servicer.answer, keys=KEYS, address=version.holders[0].state_manager)
+    servicer.bytes_at = giving.address
     await server.start()
     try:
         config = FakeInstance(FakeEngine()).config
@@ -72,6 +79,7 @@ async def read(
         opener = VersionOpener(config)
         opened = await asyncio.to_thread(opener.open, version)
     finally:
+        giving.close()
         await server.stop(None)
     (part,) = opened.parts
     assert opened.manifests == [part.manifest]

@@ -12,7 +12,7 @@ import pytest
 
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder, VersionManifest
 from plexsvc.ids import JobId
-from plexsvc.statelink.far import Put
+from plexsvc.statelink.far import Room
 from plexsvc.statemanager import arrivals
 from plexsvc.statemanager.core import Budget
 
@@ -22,8 +22,8 @@ NBYTES = 4096
 def fake_far(*_: Any) -> SimpleNamespace:
     """Return a holder whose version is all sevens."""
 
-    def read_into(put: Put, _manifest: VersionManifest, **_how: Any) -> bool:
-        put(0, memoryview(bytes([7]) * NBYTES))
+    def read_into(room: Room, _manifest: VersionManifest, **_how: Any) -> bool:
+        room(0, NBYTES)[:] = bytes([7]) * NBYTES
         return True
 
     far = SimpleNamespace(

@@ -18,7 +18,7 @@ from plexsvc import progress
 from plexsvc.statelink import dataplane
 from plexsvc.statelink.dataplane import Header, Message
 from plexsvc.statelink.session import StateSession
-from plexsvc.statemanager import dataserver, hostcopy, tiers
+from plexsvc.statemanager import accepting, dataserver, hostcopy, tiers
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
@@ -90,9 +90,9 @@ def test_a_connection_that_cannot_be_accepted_ends_nothing(
     node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM]
-    listen = dataserver._listen
-    monkeypatch.setattr(dataserver, "ACCEPT_PAUSE_S", 0.001)
-    monkeypatch.setattr(dataserver, "_listen", lambda path: Exhausted(listen(path), codes))
+    listen = accepting.listen_at
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE_S", 0.001)
+    monkeypatch.setattr(dataserver, "listen_at", lambda path: Exhausted(listen(path), codes))
     with serving(node) as server:
         assert ask(server, HELLO).header["kind"] == "cpu"
     assert codes == []
@@ -109,7 +109,7 @@ def test_a_client_for_whom_there_is_no_thread_may_come_again(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", fail_once)
-    monkeypatch.setattr(dataserver, "ACCEPT_PAUSE_S", 0.001)
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE_S", 0.001)
     with serving(node) as server:
         with pytest.raises((EOFError, ConnectionError)):
             ask(server, HELLO)

@@ -32,7 +32,6 @@ from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.moves import StateMover
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.parking import Parking
-from plexsvc.statemanager.sending import VersionStream
 from plexsvc.statemanager.servicer import MAX_CONTROL_CALLS, StateManagerServicer
 from plexsvc.weights.checkpoints import SCRATCH
 from tests.rigs.faults import ERRORS, Faults, FaultyProxy
@@ -374,24 +373,6 @@ async def test_a_move_shows_its_bytes_while_it_goes_on(
     assert await daemon.worked() == STATE_BYTES
 
 
-async def test_bytes_of_a_version_are_copied_beside_the_event_loop(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await daemon.publish(1)
-    make, threads = VersionStream.block, set[int]()
-
-    def noting(outgoing: VersionStream, low: int) -> list[statemanager_pb2.VersionChunk]:
-        threads.add(threading.get_ident())
-        return make(outgoing, low)
-
-    monkeypatch.setattr(VersionStream, "block", noting)
-    request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
-    chunks = [chunk.data async for chunk in daemon.servicer.read_version(request)]
-    assert len(b"".join(chunks)) == STATE_BYTES
-    assert threads
-    assert threading.get_ident() not in threads
-
-
 async def test_copies_and_digests_show_their_bytes_too(daemon: Daemon) -> None:
     copies = await daemon.copy(1)
     copied = await daemon.worked()
@@ -460,13 +441,6 @@ async def do_manifest(d: Daemon, _: Path) -> Any:
     return await d.servicer.get_manifest(request)
 
 
-async def do_read_version(d: Daemon, _: Path) -> Any:
-    request = statemanager_pb2.ReadVersionRequest(deployment_id="d", version=1)
-    chunks = d.servicer.read_version(request)
-    assert sum([len(chunk.data) async for chunk in chunks]) == STATE_BYTES
-    return common_pb2.Chunk()
-
-
 async def do_read_staged(d: Daemon, _: Path) -> Any:
     request = statemanager_pb2.ReadStagedRequest(staging_id=RESULT, job_id="j", offset=1)
     chunks = d.servicer.read_staged(request)
@@ -493,7 +467,6 @@ HANDLERS = [
     do_save,
     do_digest,
     do_manifest,
-    do_read_version,
     do_stage,
     do_read_staged,
     do_drop_staged,

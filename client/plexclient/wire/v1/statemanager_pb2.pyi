@@ -130,7 +130,7 @@ class GetManifestRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class VersionManifest(_message.Message):
-    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "scalars_json", "applied_seq", "incarnation")
+    __slots__ = ("deployment_id", "version", "nbytes", "pieces", "block_checksums", "node_id", "scalars_json", "applied_seq", "incarnation", "bytes_at")
     DEPLOYMENT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class VersionManifest(_message.Message):
     SCALARS_JSON_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_AT_FIELD_NUMBER: _ClassVar[int]
     deployment_id: str
     version: int
     nbytes: int
@@ -149,7 +150,8 @@ class VersionManifest(_message.Message):
     scalars_json: str
     applied_seq: int
     incarnation: int
-    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    bytes_at: str
+    def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[CanonicalPiece, _Mapping]]] = ..., block_checksums: _Optional[_Iterable[bytes]] = ..., node_id: _Optional[str] = ..., scalars_json: _Optional[str] = ..., applied_seq: _Optional[int] = ..., incarnation: _Optional[int] = ..., bytes_at: _Optional[str] = ...) -> None: ...
 
 class CanonicalPiece(_message.Message):
     __slots__ = ("kind", "name", "global_shape", "start", "size", "dtype", "region", "offset", "stride", "rank")
@@ -296,16 +298,18 @@ class ReadVersionRequest(_message.Message):
     def __init__(self, deployment_id: _Optional[str] = ..., version: _Optional[int] = ..., incarnation: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[VersionId, _Mapping]] = ..., bytes_per_s: _Optional[int] = ..., lows: _Optional[_Iterable[int]] = ..., site: _Optional[str] = ..., reader: _Optional[str] = ..., without: _Optional[str] = ..., part: _Optional[str] = ...) -> None: ...
 
 class VersionChunk(_message.Message):
-    __slots__ = ("offset", "data", "width", "relay")
+    __slots__ = ("offset", "nbytes", "width", "relay", "error")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     offset: int
-    data: bytes
+    nbytes: int
     width: int
     relay: str
-    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., width: _Optional[int] = ..., relay: _Optional[str] = ...) -> None: ...
+    error: _common_pb2.Error
+    def __init__(self, offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., width: _Optional[int] = ..., relay: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class DigestRequest(_message.Message):
     __slots__ = ("wpg_id", "fence", "copies")

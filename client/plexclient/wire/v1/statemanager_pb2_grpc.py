@@ -66,11 +66,6 @@ class StateManagerStub:
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.SerializeToString,
                 response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
                 _registered_method=True)
-        self.ReadVersion = channel.unary_stream(
-                '/plexsvc.v1.StateManager/ReadVersion',
-                request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.SerializeToString,
-                response_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.FromString,
-                _registered_method=True)
         self.Digest = channel.unary_unary(
                 '/plexsvc.v1.StateManager/Digest',
                 request_serializer=plexsvc_dot_v1_dot_statemanager__pb2.DigestRequest.SerializeToString,
@@ -151,14 +146,6 @@ class StateManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadVersion(self, request, context):
-        """The bytes of this node's part of a version for another host, from a block on: each block as it is, in pieces, or as a
-        delta to the same block of a version that the reader has, whichever is expected to be sooner there.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Digest(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -228,11 +215,6 @@ def add_StateManagerServicer_to_server(servicer, server):
                     servicer.WriteShards,
                     request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.FromString,
                     response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.SerializeToString,
-            ),
-            'ReadVersion': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadVersion,
-                    request_deserializer=plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.FromString,
-                    response_serializer=plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.SerializeToString,
             ),
             'Digest': grpc.unary_unary_rpc_method_handler(
                     servicer.Digest,
@@ -427,33 +409,6 @@ class StateManager:
             '/plexsvc.v1.StateManager/WriteShards',
             plexsvc_dot_v1_dot_statemanager__pb2.WriteShardsRequest.SerializeToString,
             plexsvc_dot_v1_dot_statemanager__pb2.MaterializeReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/plexsvc.v1.StateManager/ReadVersion',
-            plexsvc_dot_v1_dot_statemanager__pb2.ReadVersionRequest.SerializeToString,
-            plexsvc_dot_v1_dot_statemanager__pb2.VersionChunk.FromString,
             options,
             channel_credentials,
             insecure,
