@@ -8,7 +8,7 @@ from typing import Final
 
 from plexsvc.cluster.places import default_state_dir
 from plexsvc.errors import bad_request
-from plexsvc.node.config import DeviceConfig, check_node
+from plexsvc.node.config import DeviceConfig, HostShare, check_node
 from plexsvc.node.launchers.ray import RayConfig
 from plexsvc.reward.config import RewardConfig
 from plexsvc.rollout.config import RolloutConfig
@@ -23,7 +23,7 @@ WILDCARDS: Final = ("0.0.0.0:", "[::]:", ":")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
+class NodeConfig(HostShare):
     """One node of the cluster."""
 
     node_id: str
@@ -33,32 +33,11 @@ class NodeConfig:
     address: str = ""
     """This host's address as other hosts reach it, without a port, for a cluster with agents on
     further hosts; empty: the node's processes listen on Unix sockets alone."""
-    host_bytes: int = 4 << 30
-    """Host memory for parked state and published weight versions."""
-    disk_bytes: int = 0
-    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
-    disk_dir: Path = Path()
-    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
-    site: str = ""
-    """Where it is: versions of other sites come to one node of a site, and from it to the others.
-    Empty: each node gets its own."""
-    staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
-    has as much as is left free."""
     keep_pages: bool = True
     """Whether the arena of a CPU device keeps the pages of a parked state for the next one."""
-    orphan_us: int = 60_000_000
-    """How long the node's agent, and what it runs, outlives a service that was killed."""
 
     def __post_init__(self) -> None:
-        check_node(
-            self.node_id,
-            self.devices,
-            host_bytes=self.host_bytes,
-            staging_bytes=self.staging_bytes,
-            disk_bytes=self.disk_bytes,
-            disk_dir=self.disk_dir,
-        )
+        check_node(self.node_id, self.devices, self)
 
 
 DEFAULT_NODES: Final = (

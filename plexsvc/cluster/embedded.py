@@ -41,7 +41,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import NodeId
 from plexsvc.log import Log
 from plexsvc.node import found
-from plexsvc.node.config import AgentConfig, DeviceConfig
+from plexsvc.node.config import AgentConfig, DeviceConfig, host_share
 from plexsvc.node.examination import versions
 from plexsvc.node.launchers.launcher import Launcher
 from plexsvc.node.launchers.local import LocalLauncher
@@ -367,15 +367,10 @@ class EmbeddedCluster:
             devices=node.devices,
             runtime_dir=self._kept_dir(place, stack),
             log_dir=place / "logs",
-            host_bytes=node.host_bytes,
-            disk_bytes=node.disk_bytes,
-            disk_dir=node.disk_dir,
-            site=node.site,
-            staging_bytes=node.staging_bytes,
             keep_pages=node.keep_pages,
-            orphan_us=node.orphan_us,
             listen=f"{node.address}:0" if node.address else "",
             keys_file=keys_file(self._config.state_dir),
+            **host_share(node),
         )
 
     def _kept_dir(self, place: Path, stack: AsyncExitStack) -> Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
@@ -77,7 +77,27 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class HostShare:
+    """What a host gives the node on it."""
+
+    host_bytes: int = 4 << 30
+    """Host memory for parked state and published weight versions."""
+    disk_bytes: int = 0
+    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
+    disk_dir: Path = Path()
+    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
+    site: str = ""
+    """Where it is: versions of other sites come to one node of a site, and from it to the others.
+    Empty: each node gets its own."""
+    staging_bytes: int = 1 << 30
+    """Memory in which payloads wait on the node; a quarter of it is kept for answers, and a tenant
+    has as much as is left free."""
+    orphan_us: int = 60_000_000
+    """How long the node's agent, and what it runs, outlives a service that was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig(HostShare):
     """What a node agent needs to know."""
 
     node_id: str
@@ -90,18 +110,6 @@ class AgentConfig:
     """Where the logs of the node's processes go; by default `logs` in the runtime directory."""
     is_replacement: bool = False
     """An earlier agent of this node died: the first event says that its state manager is new."""
-    host_bytes: int = 8 << 30
-    """Host memory the state manager may use for parked state and published versions."""
-    disk_bytes: int = 0
-    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
-    disk_dir: Path = Path()
-    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
-    site: str = ""
-    """Where the node is: versions of other sites come to one node of a site, and from it to the
-    others. Empty: each gets its own."""
-    staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on this node; a quarter of it is kept for answers, and a tenant
-    has as much as is left free."""
     listen: str = ""
     """Where the agent serves: `HOST:PORT` of this node as others reach it (its state manager,
     ranks and instances take free ports of the same host), or empty: Unix sockets in the runtime
@@ -163,14 +171,7 @@ class AgentConfig:
     """How long a state manager may show no progress before it is taken for hung and replaced."""
 
     def __post_init__(self) -> None:
-        check_node(
-            self.node_id,
-            self.devices,
-            host_bytes=self.host_bytes,
-            staging_bytes=self.staging_bytes,
-            disk_bytes=self.disk_bytes,
-            disk_dir=self.disk_dir,
-        )
+        check_node(self.node_id, self.devices, self)
         if self.listen.startswith(_WILDCARDS):
             raise bad_request(
                 f"listen of node {self.node_id} is {self.listen!r}, which tells nobody where it "
@@ -187,15 +188,12 @@ class AgentConfig:
         return f"{self.host}:{port}" if self.host else f"{UNIX}{self.runtime_dir / name}.sock"
 
 
-def check_node(
-    node_id: str,
-    devices: Sequence[DeviceConfig],
-    *,
-    host_bytes: int,
-    staging_bytes: int,
-    disk_bytes: int = 0,
-    disk_dir: Path = Path(),
-) -> None:
+def host_share(host: HostShare) -> dict[str, Any]:
+    """Return what a host gives its node, by key."""
+    return {field.name: getattr(host, field.name) for field in fields(HostShare)}
+
+
+def check_node(node_id: str, devices: Sequence[DeviceConfig], host: HostShare) -> None:
     """Refuse a node that could not be: its name is part of paths, its memory is real.
 
     Raises:
@@ -206,13 +204,13 @@ def check_node(
     if not devices:
         raise bad_request(f"node {node_id} has no devices; give it one at least")
     _check_gpus(node_id, devices)
-    for key, nbytes in (("host_bytes", host_bytes), ("staging_bytes", staging_bytes)):
+    for key, nbytes in (("host_bytes", host.host_bytes), ("staging_bytes", host.staging_bytes)):
         if nbytes <= 0:
             raise bad_request(f"{key} of node {node_id} is {nbytes}; it must be above 0")
-    if disk_bytes < 0 or (disk_bytes and not disk_dir.is_absolute()):
+    if host.disk_bytes < 0 or (host.disk_bytes and not host.disk_dir.is_absolute()):
         raise bad_request(
-            f"node {node_id} has disk_bytes = {disk_bytes} and disk_dir = {str(disk_dir)!r}; give "
-            "the bytes, 0 or more, and a directory's whole path"
+            f"node {node_id} has disk_bytes = {host.disk_bytes} and disk_dir = "
+            f"{str(host.disk_dir)!r}; give the bytes, 0 or more, and a directory's whole path"
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from plexsvc import config as configuration
 from plexsvc.errors import PlexError, bad_request, unavailable
 from plexsvc.node import toml
-from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig
+from plexsvc.node.config import DEVICE_KINDS, AgentConfig, DeviceConfig, HostShare, host_share
 from plexsvc.node.discovery import half_of_memory, on_gpus
 from plexsvc.rpc import certificates
 from plexsvc.rpc.keys import ClusterKeys, read_keys, write_keys, write_private
@@ -29,7 +29,7 @@ from plexsvc.statelink.cuda import Gpu, gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
+class PoolConfig(HostShare):
     """What nodes of one pool have."""
 
     devices: tuple[DeviceConfig, ...] = ()
@@ -38,17 +38,6 @@ class PoolConfig:
     """Kind of those GPUs; empty: the first half trains and the other generates."""
     host_bytes: int = 0
     """Host memory for parked state and published weight versions; 0: half of what is there."""
-    disk_bytes: int = 0
-    """Bytes of `disk_dir` for parked state that finds no room in host memory; 0: none."""
-    disk_dir: Path = Path()
-    """Directory on a local disk that takes direct I/O, ext4 or xfs."""
-    site: str = ""
-    """Where its nodes are: versions of other sites come to one of them, and from it to the others.
-    Empty: each gets its own."""
-    staging_bytes: int = 1 << 30
-    """Memory in which payloads wait on the node."""
-    orphan_us: int = 60_000_000
-    """How long a node's agent, and what it runs, outlives a service that was killed."""
 
     def __post_init__(self) -> None:
         if self.kind and (self.kind not in DEVICE_KINDS or self.devices):
@@ -105,14 +94,9 @@ def agent_config(config: JoinConfig, found: Sequence[Gpu]) -> AgentConfig:
         runtime_dir=directory,
         log_dir=directory / "logs",
         is_replacement=config.is_replacement,
-        host_bytes=pool.host_bytes or half_of_memory(),
-        disk_bytes=pool.disk_bytes,
-        disk_dir=pool.disk_dir,
-        site=pool.site,
-        staging_bytes=pool.staging_bytes,
         listen=config.listen,
         keys_file=keys_file(config),
-        orphan_us=pool.orphan_us,
+        **host_share(pool) | {"host_bytes": pool.host_bytes or half_of_memory()},
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plexclient.wire.v1 import node_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.node.config import AgentConfig, DeviceConfig, check_node
+from plexsvc.node.config import AgentConfig, DeviceConfig, HostShare, check_node
 
 
 def config(listen: str = "") -> AgentConfig:
@@ -76,20 +76,13 @@ def test_a_device_for_rewards_has_processors_or_a_gpu_and_others_have_no_process
 def test_a_gpu_for_rewards_is_no_other_devices() -> None:
     held = DeviceConfig(kind="reward", bytes_total=1, memory="cuda", gpu=1)
     shared = DeviceConfig(kind="train", bytes_total=1, memory="cuda")
-    check_node("n0", (shared, held), host_bytes=1, staging_bytes=1)
+    check_node("n0", (shared, held), HostShare())
     with pytest.raises(PlexError, match="gpu 1 of node n0 is of kind reward and another"):
-        check_node("n0", (shared, shared, held), host_bytes=1, staging_bytes=1)
+        check_node("n0", (shared, shared, held), HostShare())
 
 
 @pytest.mark.parametrize(("nbytes", "directory"), [(-1, "/disk"), (1, ""), (1, "disk")])
 def test_a_disk_for_state_has_bytes_and_a_whole_path(nbytes: int, directory: str) -> None:
     train = (DeviceConfig(kind="train", bytes_total=1),)
     with pytest.raises(PlexError, match="whole path"):
-        check_node(
-            "n0",
-            train,
-            host_bytes=1,
-            staging_bytes=1,
-            disk_bytes=nbytes,
-            disk_dir=Path(directory),
-        )
+        check_node("n0", train, HostShare(disk_bytes=nbytes, disk_dir=Path(directory)))
