@@ -6,8 +6,8 @@ least busy; both are strict FIFO with two jobs a group and order operations by H
 setting. `*_backfill` let jobs behind a blocked one go. `plex` is the product: up to five jobs a
 group, a duty cap of 0.9, every job's slowdown bound, the longest job first (`docs/scheduling.md`).
 `plex_crowded` has jobs share whatever it costs them, for trials on few devices. `plex_fcfs`,
-`plex_sjf` and `plex_hrrs` place like `plex` and order operations so, without prefetch. `plex_torn`
-does not keep bursts together, `plex_no_prefetch` brings no state in ahead.
+`plex_sjf` and `plex_hrrs` place like `plex` and order operations so, without prefetch. Without one
+of its mechanisms `plex` is played by `benchmarks/ablation.py`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,6 @@ _ALL: Final = (
     replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
     replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
     replace(PLEX, name="plex_hrrs", rules=HRRS),
-    replace(PLEX, name="plex_torn", rules=replace(PLEX_RULES, keeps_bursts=False)),
-    replace(PLEX, name="plex_no_prefetch", rules=replace(PLEX_RULES, prefetches=False)),
 )
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})
