@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -29,9 +30,15 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def run(
-    sandbox: Sandbox, program: str, text: str, reference: object, **settings: object
+    sandbox: Sandbox,
+    program: str,
+    text: str,
+    reference: object,
+    patience: int = 1,
+    /,
+    **settings: object,
 ) -> Outcome:
-    """Return the outcome of the stages, as the proxy has them run."""
+    """Return the outcome of the stages as the proxy has them run, or with more time for each."""
     files: dict[str, bytes] = {}
     found: Outcome | None = None
     for stage in PROGRAMS[program].stages:
@@ -40,7 +47,7 @@ def run(
             reference=reference,
             settings=settings,
             files=files,
-            limits=stage.limits,
+            limits=replace(stage.limits, wall_us=patience * stage.limits.wall_us),
             sandbox=sandbox,
         )
         found = stage.run(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from plexsvc.scheduler.driver import snapshots
 from plexsvc.scheduler.driver.snapshots import Told
 from tests.rigs.written_journal import WrittenJournal
 
-PATIENCE_S = 120
+PATIENCE_S = 600
 KILLS = 12
 
 
@@ -27,15 +28,17 @@ def begin(written: WrittenJournal) -> subprocess.Popen[bytes]:
 def test_whenever_it_is_killed_the_journal_replays(tmp_path: Path) -> None:
     written = WrittenJournal.at(tmp_path)
     written.go_on(cycles=60)
+    began = time.monotonic()
     whole = begin(written)
     assert whole.wait(PATIENCE_S) == 0
+    took_s = time.monotonic() - began
     chains, count = [written.verdict().chain], len(written.tail().snapshots)
     assert count == 1
     for at in range(KILLS):
         written.go_on(cycles=5)
         process = begin(written)
         try:
-            process.wait(0.2 * at)
+            process.wait(took_s * 1.5 * at / KILLS)  # all along, and some live
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(PATIENCE_S)
