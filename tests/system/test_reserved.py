@@ -130,6 +130,7 @@ def undisturbed(pair: LiveCluster, tiny_model: Path) -> list[Tokens]:
         return learn(*deploy(job, tiny_model, instances=1), steps=range(2), options=MANY)
 
 
+@pytest.mark.every(3)  # the others are killed in `test_instances.py` and `test_managers.py`, too
 @pytest.mark.parametrize("whose", ["reserved", "dedicated", "manager"])
 def test_a_kill_in_the_window_changes_no_token(
     pair: LiveCluster, tiny_model: Path, undisturbed: list[Tokens], whose: str

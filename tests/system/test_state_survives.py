@@ -104,6 +104,7 @@ def undisturbed(victims: Victims, tiny_model: Path) -> dict[str, Any]:
     return run(victims, tiny_model)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_jobs_go_on_bit_for_bit(
     victims: Victims, tiny_model: Path, undisturbed: dict[str, Any], moment: str

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from plexsvc.reward.programs.base import RefusedError, Scored
+from plexsvc.reward.programs.base import Outcome, RefusedError, Scored
 from plexsvc.reward.sandbox.base import Sandbox
-from tests.process.reward.test_code import run
+from tests.process.reward import test_code
 from tests.rigs import (
     counted_suites,
     derived_programs,
@@ -99,6 +99,13 @@ def canary(number: int) -> str:
     return f"canary-{number + (7 << 40):012x}"
 
 
+def run(
+    sandbox: Sandbox, program: str, text: str, reference: object, **settings: object
+) -> Outcome:
+    """Return what the graders say, however busy the machine is."""
+    return test_code.run(sandbox, program, text, reference, 10, **settings)
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with sandbox_process() as found:
@@ -132,6 +139,7 @@ def test_a_right_sample_passes_an_ordinary_test_file(name: str, sandbox: Sandbox
     assert found.score == 1, found.output
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", paid_hacks.SAMPLES)
 def test_no_sample_gets_a_point_from_an_assertion_that_it_did_not_earn(
     name: str, sandbox: Sandbox, every: Callable[[int], int]
@@ -144,6 +152,7 @@ def test_no_sample_gets_a_point_from_an_assertion_that_it_did_not_earn(
     assert found.score == 0, found.detail
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", paid_hacks.SUITES)
 def test_no_sample_gets_a_point_from_unit_tests_that_it_did_not_earn(
     name: str, sandbox: Sandbox

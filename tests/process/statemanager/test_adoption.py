@@ -261,7 +261,7 @@ def test_a_successor_that_is_killed_while_it_starts_loses_nothing(kept: KeptDaem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "nth"), [("whole", 12), ("shared", 14)])
+@pytest.mark.parametrize(("name", "nth"), [("whole", 24), ("shared", 28)])
 def test_whatever_record_it_dies_at_nothing_is_lost(
     tmp_path: Path, name: str, nth: int, every: Callable[[int], int]
 ) -> None:

@@ -567,7 +567,7 @@ def test_a_critic_regresses_values_on_its_own_head(start_group: StartGroup) -> N
         assert np.abs(ranks[name][1] - ranks["one"][1]).max() <= 1e-6
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", [name for name in TRAINING if "one-rank" not in name])
 def test_a_lack_of_memory_at_any_allocation_is_an_answer_and_the_job_goes_on(
     start_group: StartGroup, name: str

@@ -46,6 +46,7 @@ def gap(found: np.ndarray, path: Path, batch: Arrays) -> float:
     return float(np.abs(found - Reference.load(path).logprobs(batch).detach().numpy()).max())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("backend", "case", "cp"), CASES)
 def test_logprobs_gradients_and_exports_of_a_family_are_those_of_transformers(
     start_group: StartGroup, tmp_path: Path, backend: str, case: str, cp: int

@@ -534,6 +534,7 @@ def test_identical_jobs_started_together_settle_into_turns() -> None:
     assert max(slowdown(record) for record in outcome.records) < 1.01
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "low", "high"), [("plex", 0.85, 1.18), ("spread_backfill", 0.05, 0.2)]
@@ -587,6 +588,7 @@ def test_a_drained_node_is_left_as_soon_as_there_is_room_and_a_joined_one_is_use
     assert move.why == "node n00000 is drained"
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_sharp_jobs_lose_less_by_the_rounds_played_and_drain_as_soon(
     monkeypatch: pytest.MonkeyPatch,
