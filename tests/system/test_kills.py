@@ -204,7 +204,7 @@ def test_jobs_outlive_a_service_that_stands_still_for_longer_than_their_sessions
             actor.forward_backward(fixed_batch(1), loss="ppo")
         os.kill(cluster.pid, signal.SIGSTOP)
         try:
-            time.sleep(30)  # noqa: TID251 - real processes stand still for real time
+            time.sleep(20)  # noqa: TID251 - real processes stand still for real time
         finally:
             os.kill(cluster.pid, signal.SIGCONT)
         steps = [actor.step() for actor in actors]

@@ -17,11 +17,14 @@ import pytest
 import plexclient as plex
 from plexsvc.cluster.places import keys_file
 from tests.rigs.another_node import another_node
-from tests.rigs.live_cluster import ROLLOUT, TRAIN, Service, state_beside
+from tests.rigs.live_cluster import TRAIN, Service, state_beside
 from tests.rigs.postgres import Postgres, running_postgres
 from tests.rigs.workloads import Program
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+SLOTS = '{ kind = "reward", cpus = 2, bytes_total = 4_294_967_296 }'
+"""A device of nodes that only have to be there: they import no framework."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def test_a_leader_that_wakes_after_it_was_replaced_changes_nothing(
     homes = [tmp_path / name for name in ("one", "two", "node")]
     for home in homes:
         home.mkdir()
-    first, second = (Service(home, nodes={home.name: [ROLLOUT]}, extra=extra) for home in homes[:2])
+    first, second = (Service(home, nodes={home.name: [SLOTS]}, extra=extra) for home in homes[:2])
     later = f"127.0.0.1:{free_port()}"
     config = homes[1] / "cluster.toml"
     text = config.read_text().replace('\nlisten = "127.0.0.1:0"', f'\nlisten = "{later}"')

@@ -31,7 +31,13 @@ NODES = {"left": [TRAIN, ROLLOUT], "right": [TRAIN]}
 PROMPT = [3, 4, 12, 5, 16]
 
 
-def train(job: plex.Job, name: str, model: Path, parallel: plex.Parallel) -> plex.Actor:
+STAGED = 800
+"""Sequences of a batch that goes by the memory of both nodes."""
+
+
+def train(
+    job: plex.Job, name: str, model: Path, parallel: plex.Parallel, *, sequences: int = 6
+) -> plex.Actor:
     actor = job.deploy(
         name,
         role="actor",
@@ -41,7 +47,7 @@ def train(job: plex.Job, name: str, model: Path, parallel: plex.Parallel) -> ple
         optimizer=plex.AdamW(lr=1e-2),
     )
     actor.forward_backward(fixed_batch(1), loss="ppo")
-    actor.forward_backward(fixed_batch(4, sequences=800, longest=40), loss="ppo")
+    actor.forward_backward(fixed_batch(4, sequences=sequences, longest=40), loss="ppo")
     actor.step()
     return actor
 
@@ -57,10 +63,9 @@ def test_a_group_over_two_nodes_trains_and_delivers_like_one_rank(
     two_nodes: LiveCluster, tiny_model: Path, layout: str
 ) -> None:
     with two_nodes.connect() as connection, connection.job("two-nodes") as job:
-        spread = train(
-            job, "spread", tiny_model, plex.Parallel(**cast("dict[str, Any]", {layout: 2}))
-        )
-        single = train(job, "single", tiny_model, plex.Parallel())
+        parallel = plex.Parallel(**cast("dict[str, Any]", {layout: 2}))
+        spread = train(job, "spread", tiny_model, parallel, sequences=STAGED)
+        single = train(job, "single", tiny_model, plex.Parallel(), sequences=STAGED)
         assert {block.node_id for block in spread.info.blocks} == {"left", "right"}
         batch = fixed_batch(2)
         far = np.abs(spread.forward(batch).logprobs - single.forward(batch).logprobs)
