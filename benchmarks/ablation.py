@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from plexsvc.scheduler.core.device import contest
+from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning import (
+    groups,
     places,
     planner,
     policies,
@@ -42,6 +44,11 @@ MIN_P95: Final = 0.02
 MIN_SEEDS: Final = 3
 COLD: Final = "-cold"
 """Ending of a preset's name: no cycle is known before it was measured."""
+FEWER: Final[dict[str, dict[str, Any]]] = {
+    "drift-300": {"num_jobs": 300},
+    "stale-random-600": {"factors": (0.5, 1.0, 2.0), "num_jobs": 600},
+}
+"""Presets with fewer jobs, which take a minute or two."""
 
 PRESETS: Final = (
     *("order-3", "two-job-7b-boundary", "k-job-30b-boundary", "steady", "one-cycle"),
@@ -128,6 +135,15 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "slack": _rules(uses_slack=False),
     "order of plex": _policy(rules=HRRS),
     "records judged": _no_judgement,
+    "kept left": _off(waiting.Kept, "keep_left", lambda *_, **__: None),
+    "growth": _off(groups.Resident, "grew_ppm", 0),
+    "renewing": _off(placing, "renew", lambda _: None),
+    "devices being left": _off(places.Search, "being_left", lambda *_: set()),
+    "devices kept for instances": _off(
+        placing._IdleKept,
+        "passed_by",
+        lambda *_, **__: True,
+    ),
 }
 
 
@@ -138,10 +154,13 @@ def run(preset: str, seed: int, without: str, queue: Any) -> None:
         policy = MECHANISMS[name](policy)
     mine = replace(policy, name="mine")
     policies.POLICIES = {**policies.POLICIES, "mine": mine}  # type: ignore[misc] # limits name it
-    from plexsvc.sim.presets import preset_named
+    from plexsvc.sim import presets
     from plexsvc.sim.run import compare
 
-    workload = preset_named(preset.removesuffix(COLD), seed=seed)
+    if preset in FEWER:
+        workload = getattr(presets, preset.split("-", maxsplit=1)[0])(seed=seed, **FEWER[preset])
+    else:
+        workload = presets.preset_named(preset.removesuffix(COLD), seed=seed)
     began_s = time.process_time()
     line: dict[str, Any] = {"preset": preset, "seed": seed, "without": without}
     try:
