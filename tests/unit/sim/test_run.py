@@ -28,6 +28,7 @@ from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning import profile
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.planners import live_policy
 from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
@@ -644,7 +645,7 @@ def test_rollout_nodes_are_not_charged_while_their_job_has_no_place() -> None:
 
 
 def test_a_simulated_cluster_has_the_limits_of_a_live_one() -> None:
-    assert limits_of(PLEX) == Limits()
+    assert live_policy(limits_of(PLEX)) == live_policy(Limits())
     assert (Limits().max_jobs, Limits().placement_timeout_us) == (4096, 0)
 
 
