@@ -48,6 +48,8 @@ from tests.rigs.network_hosts import NetworkHost, network_hosts, run
 TENSORS: Final = 8
 SHARES: Final = (0.05, 0.01)
 PORT: Final = 50070
+SETTLED_S: Final = 1.5
+"""Pause after a version is published, before another host gets it."""
 
 SEND: Final = """
 import os, socket, sys
@@ -156,7 +158,9 @@ class Trainer:
         if number > 2:
             gone = pb.ReleaseVersionRequest(deployment_id=of, version=number - 2)
             self.node.stub.ReleaseVersion(gone, timeout=60)
-        return self.node.client.open_version(VersionId(of, 0, number)).data
+        data = self.node.client.open_version(VersionId(of, 0, number)).data
+        time.sleep(SETTLED_S)  # noqa: TID251 - a state manager takes memory for the next one
+        return data
 
 
 def _piece(dtype: str, at: int, numel: int, width: int) -> pb.CanonicalPiece:

@@ -41,7 +41,10 @@ from plexsvc.weights.reading import OpenedPart
 log = Log(__name__)
 
 Room = Callable[[int, int], memoryview]
-"""Returns where bytes go, by their offset and number."""
+"""Returns where a block is to come, by its beginning and its bytes."""
+
+Put = Callable[[int, memoryview], None]
+"""Takes the beginning of a block, and the block, once it is verified."""
 
 READ_TIMEOUT_S: Final = 120.0
 """Longest time that a manifest may take to arrive from another host."""
@@ -68,7 +71,7 @@ class Incoming:
         *,
         base: OpenedPart | None,
         lows: Sequence[int] | None = None,
-        verified: Callable[[int], None] | None = None,
+        put: Put | None = None,
     ) -> None:
         self.manifest = manifest
         self.address = manifest.bytes_at
@@ -81,7 +84,7 @@ class Incoming:
         """How many were asked."""
         self._left = deque(range(0, manifest.nbytes, BLOCK_BYTES) if lows is None else lows)
         self._room = room
-        self._verified = verified
+        self._put = put
         self._filled = self.done
 
     @property
@@ -127,9 +130,9 @@ class Incoming:
         self._filled = until
         if until == end:
             verify_block(self.manifest, block, at=self.done)
+            if self._put is not None:
+                self._put(self.done, block)
             self._left.popleft()
-            if self._verified is not None:
-                self._verified(end)
             self._filled = self.done
 
 
@@ -186,17 +189,16 @@ class Far:
         base: OpenedPart | None = None,
         bytes_per_s: int = 0,
         lows: Sequence[int] | None = None,
-        verified: Callable[[int], None] | None = None,
+        put: Put | None = None,
     ) -> bool:
         """Have its part come to its place, verified; as deltas to `base` where that is sooner.
 
-        With `lows`, only the blocks that begin there. `verified` takes the end of each. Returns
-        whether all came from its holder.
+        With `lows`, only the blocks that begin there. Returns whether all came from its holder.
 
         Raises:
             PlexError: `checksum_mismatch`.
         """
-        incoming = Incoming(manifest, room, base=base, lows=lows, verified=verified)
+        incoming = Incoming(manifest, room, base=base, lows=lows, put=put)
         in_vain = 0
         with self._state() as state:
             while not incoming.is_whole:

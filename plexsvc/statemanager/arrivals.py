@@ -21,14 +21,12 @@ from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.statelink.far import Far
 from plexsvc.statemanager.caller import Tell
 from plexsvc.statemanager.core import Budget
-from plexsvc.statemanager.memfiles import MemoryFile, fill
+from plexsvc.statemanager.memfiles import MemoryFile
+from plexsvc.weights.checksums import BLOCK_BYTES
 from plexsvc.weights.manifests import is_alike
 from plexsvc.weights.reading import OpenedPart
 
 log = Log(__name__)
-
-FILLED_BYTES: Final = 64 << 20
-"""Of a part, for which the machine's memory is had at once: a block at a time takes longer."""
 
 TELL_S: Final = 0.5
 """How often who waits is told how far it is."""
@@ -60,10 +58,6 @@ class Arrival:
     def advance(self, nbytes: int) -> None:
         """Count bytes that came."""
         self.done_bytes += nbytes
-
-    def verify(self, end: int) -> None:
-        """Note how far it is verified."""
-        self.verified_bytes = end
 
     @property
     def is_idle(self) -> bool:
@@ -201,23 +195,20 @@ class Arrivals:
         manifest = arrival.manifest
         file = arrival.file = MemoryFile("plexsvc-arrival", manifest.nbytes)
         address, started_s = far.holder.state_manager, time.monotonic()
-        filled = 0
-        with file.map(is_writable=True) as mapped:
+        block = memoryview(bytearray(min(BLOCK_BYTES, manifest.nbytes)))
 
-            def room(low: int, nbytes: int) -> memoryview:
-                nonlocal filled
-                while filled < low + nbytes:
-                    fill(mapped[filled : filled + FILLED_BYTES])
-                    filled += FILLED_BYTES
-                return mapped[low : low + nbytes]
+        def put(low: int, verified: memoryview) -> None:
+            # Mapped instead, new memory would be zeroed first, which takes longer than the copy.
+            file.write(low, verified)
+            arrival.verified_bytes = low + len(verified)
 
-            is_from_holder = far.read_into(
-                room,
-                manifest,
-                base=None if base is None else _published(base),
-                bytes_per_s=self._bytes_per_s.get(address, 0),
-                verified=arrival.verify,
-            )
+        is_from_holder = far.read_into(
+            lambda _, nbytes: block[:nbytes],
+            manifest,
+            base=None if base is None else _published(base),
+            bytes_per_s=self._bytes_per_s.get(address, 0),
+            put=put,
+        )
         if base is None and is_from_holder:
             took_s = time.monotonic() - started_s
             self._bytes_per_s[address] = int(manifest.nbytes / max(took_s, 1e-6))

@@ -12,7 +12,7 @@ import pytest
 
 from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder, VersionManifest
 from plexsvc.ids import JobId
-from plexsvc.statelink.far import Room
+from plexsvc.statelink.far import Put, Room
 from plexsvc.statemanager import arrivals
 from plexsvc.statemanager.core import Budget
 
@@ -22,8 +22,10 @@ NBYTES = 4096
 def fake_far(*_: Any) -> SimpleNamespace:
     """Return a holder whose version is all sevens."""
 
-    def read_into(room: Room, _manifest: VersionManifest, **_how: Any) -> bool:
-        room(0, NBYTES)[:] = bytes([7]) * NBYTES
+    def read_into(room: Room, _manifest: VersionManifest, *, put: Put, **_how: Any) -> bool:
+        block = room(0, NBYTES)
+        block[:] = bytes([7]) * NBYTES
+        put(0, block)
         return True
 
     far = SimpleNamespace(
