@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import pytest
 
+from tests.rigs import light_nodes
 from tests.rigs.network_hosts import NetworkHost
 from tests.rigs.processes import command_of, descendants
 from tests.rigs.waiting import wait_until
@@ -81,10 +82,18 @@ class RayCluster:
         host = shown.partition("Local node IP: ")[2].split()[0]
         self.address = f"{host}:{self._port}"
 
-    def add(self, node: str, *, pool: str, name: str = "") -> None:
-        """Start one more node, with another name for us if given; return when it runs."""
+    def add(self, node: str, *, pool: str, name: str = "", is_light: bool = False) -> None:
+        """Start one more node, with another name for us if given; return when it runs.
+
+        On a light one nothing can train or sample (`light_nodes`).
+        """
         labels = f"plex-pool={pool},plex-node={name or node}"
-        self._start(node, "--address", self.address, "--num-cpus", "1", "--labels", labels)
+        options = ("--address", self.address, "--num-cpus", "1", "--labels", labels)
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in light_nodes.environment(self._directory).items():
+                if is_light:
+                    patch.setenv(variable, value)
+            self._start(node, *options)
 
     def notify(self, name: str) -> None:
         """Tell a node that it has to go, as a cloud does before it takes a host away."""

@@ -103,7 +103,7 @@ def test_a_node_comes_in_mid_run_is_drained_when_told_to_leave_and_may_come_agai
         cluster.wait_for("two", "drained")
     cluster.ray.kill("two")
     cluster.wait_for("two", None)
-    cluster.ray.add("two", pool="train")
+    cluster.ray.add("two", pool="train", is_light=True)
     cluster.wait_for("two", "up")
 
 
@@ -116,7 +116,7 @@ def trained_on(cluster: OnRay, actor: plex.Actor) -> set[str]:
 @pytest.mark.parametrize("victim", ["host", "raylet"])
 def test_with_what_ray_runs_on_a_node_everything_there_dies(cluster: OnRay, victim: str) -> None:
     name = f"dies-with-{victim}"
-    cluster.ray.add(name, pool="train")
+    cluster.ray.add(name, pool="train", is_light=True)
     cluster.wait_for(name, "up")
     agent = cluster.agent(name)
     below = [agent, *descendants(agent)]
@@ -144,7 +144,7 @@ def test_a_node_of_no_pool_or_with_a_name_that_is_taken_gets_no_agent(cluster: O
 def test_a_node_that_is_shut_out_does_not_come_back_with_another_agent_or_key(
     cluster: OnRay,
 ) -> None:
-    cluster.ray.add("out", pool="train")
+    cluster.ray.add("out", pool="train", is_light=True)
     cluster.wait_for("out", "up")
     place = cluster.ray.nodes_directory / "out"
     assert (place / "key.pem").exists()

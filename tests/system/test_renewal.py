@@ -9,6 +9,7 @@ import pytest
 from plexsvc.clock import SystemClock
 from plexsvc.rpc import certificates
 from plexsvc.rpc.keys import read_keys
+from tests.rigs import light_nodes
 from tests.rigs.live_cluster import SHARES_ALL
 from tests.rigs.network_hosts import HostCluster, network_hosts
 from tests.rigs.waiting import wait_until
@@ -18,7 +19,11 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 BRIEF = f"{SHARES_ALL}node_certificate_us = 40_000_000\n"
 
 
-def test_a_node_outlives_its_certificate_and_its_agent_starts_with_the_next(tmp_path: Path) -> None:
+def test_a_node_outlives_its_certificate_and_its_agent_starts_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in light_nodes.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
     with (
         network_hosts(2) as hosts,
         HostCluster(tmp_path, hosts, ["left", "right"], scheduler=BRIEF) as cluster,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from plexsvc.cluster.places import read_card
+from tests.rigs import light_nodes
 from tests.rigs.processes import command_of, descendants, is_alive, running
 from tests.rigs.waiting import wait_until
 
@@ -37,7 +38,11 @@ with plex.connect() as cluster, cluster.job("noop") as job:
 def plexctl(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "plexsvc.cli.main", *arguments],
-        env=os.environ | {"PLEX_STATE_DIR": str(state_dir)},  # noqa: TID251 - to be inherited
+        env={
+            **os.environ,  # noqa: TID251 - to be inherited
+            **light_nodes.environment(state_dir),
+            "PLEX_STATE_DIR": str(state_dir),
+        },
         capture_output=True,
         text=True,
         check=False,
