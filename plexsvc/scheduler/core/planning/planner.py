@@ -180,15 +180,6 @@ class Planner:
                 else:
                     self._queue_news = True
 
-    @property
-    def needs_relief(self) -> bool:
-        """Whether a job is late, or one may leave a group over its bounds."""
-        groups = self.board.groups.values()
-        if any(r.is_late for g in groups for r in g.residents.values()):
-            return True
-        has_elsewhere = len(groups) > 1 or bool(self.board.idle)
-        return bool(self._relearned) and has_elsewhere and bool(self.in_trouble())
-
     def in_trouble(self) -> list[Group]:
         """Return the groups in which a job is late, or that are over their bounds by now.
 

@@ -116,9 +116,8 @@ def _keep_apart(lives: Lives) -> None:
 def _relieve(lives: Lives) -> None:
     """Move jobs out of groups that are over their bounds."""
     for planner in lives.placement.planners.values():
-        if planner.needs_relief:
-            moves = plans.relieve(planner, is_busy=partial(_is_busy, lives), now_us=lives.now_us)
-            _carry_out(lives, moves, reason=OVER_BOUNDS)
+        moves = plans.relieve(planner, is_busy=partial(_is_busy, lives), now_us=lives.now_us)
+        _carry_out(lives, moves, reason=OVER_BOUNDS)
 
 
 def _make_room(lives: Lives) -> None:

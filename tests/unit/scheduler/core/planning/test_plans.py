@@ -114,7 +114,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.move(ResidentId("long"), moves[0].units, now_us=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
-    assert not planner.needs_relief
+    assert not planner.in_trouble()
 
 
 def crowd(*busy: int, units: int = 1) -> Planner:
@@ -138,15 +138,15 @@ def grow(planner: Planner, name: str, *, busy: int) -> ResidentId:
 
 def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody_is_late() -> None:
     planner = crowd(40, 20, 20, units=2)
-    assert not planner.needs_relief
+    assert not planner.in_trouble()
     grown = grow(planner, "j2", busy=45)
-    assert planner.needs_relief
+    assert planner.in_trouble()
     assert relieving(planner, busy=frozenset(planner.board.group_of)) == []
     (move,) = relieving(planner)
     assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
     planner.move(grown, move.units, now_us=0)
     assert not relieving(planner)
-    assert not planner.needs_relief
+    assert not planner.in_trouble()
     check_board(planner.board)
 
 
@@ -154,4 +154,4 @@ def test_a_job_that_grew_within_everybodys_bounds_stays() -> None:
     planner = crowd(20, 20, units=2)
     grow(planner, "j1", busy=30)
     assert relieving(planner) == []
-    assert not planner.needs_relief
+    assert not planner.in_trouble()
