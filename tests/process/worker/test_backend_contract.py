@@ -64,6 +64,8 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
 }
 TRAINING = [name for name in GROUPS if name != "noop"]
+OTHERS_FIRST = [*TRAINING[1:], TRAINING[0]]
+"""The same, so that every second one is another."""
 WHOLE = [name for name in TRAINING if "lora" not in name]
 """Those that train all parameters."""
 
@@ -199,6 +201,7 @@ def long_batch() -> Arrays:
     return random_batch(1, lengths=(64, 80, 48, 64))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_custom_loss_applies_the_gradients_of_the_built_in_one(
     start_group: StartGroup, name: str
@@ -277,7 +280,8 @@ def test_gradients_of_replicas_equal_those_of_one_rank(
         assert np.abs(two[name] - moment).max() <= 1e-5 * max(np.abs(moment).max(), 1e-8)
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", OTHERS_FIRST)
 def test_saved_state_continues_in_another_group_bit_for_bit(
     start_group: StartGroup, name: str, tmp_path: Path
 ) -> None:
@@ -361,6 +365,7 @@ EXPERTS: dict[str, tuple[dict[str, Any], Any]] = {
 """Layouts of a model with experts, which one rank of megatron then goes on with."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_keep_their_bits_when_parked_and_in_another_layout(
     start_group: StartGroup, tmp_path: Path, name: str
@@ -449,7 +454,8 @@ def test_a_version_that_was_altered_is_refused(start_group: StartGroup) -> None:
     assert errors(replies) == ["checksum_mismatch"]
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", OTHERS_FIRST)
 def test_gradients_that_are_not_finite_break_the_window_and_change_nothing(
     start_group: StartGroup, name: str
 ) -> None:

@@ -98,6 +98,7 @@ def test_logprobs_gradients_and_export_agree_with_transformers(
     assert not any(np.any(g) for g in assemble(group.ask("held"), "grad").values())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("layout", "decay_vectors"),
     [*((name, False) for name in LAYOUTS), ("tp2", True)],
