@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 
 from benchmarks.service import report
 from plexsvc.ids import VersionId
-from plexsvc.weights.reading import OpenedPart
+from plexsvc.weights.reading import OpenedPart, OpenedVersion
 from tests.rigs.rollout_requests import collect, request
 from tests.rigs.tiny_models import make_qwen3
 from tests.rigs.vllm_process import publish_arrays
@@ -63,7 +63,7 @@ async def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     manifest = publish_arrays(place / "version", arrays, version=1)
     with (place / "version").open("rb") as stream:
         data = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-    published = [OpenedPart(manifest=manifest, data=data)]
+    published = OpenedVersion(parts=[OpenedPart(manifest=manifest, data=data)])
     clock = SystemClock()
     executor = StepExecutor(clock=clock)
     config = VllmConfig(

@@ -70,6 +70,15 @@ class VersionId(NamedTuple):
         return f"version {self.version} of {self.deployment_id}{again}"
 
 
+def rollout_kind(tp: int) -> str:
+    """Return the kind of devices on which engines of so many tensor ranks are placed.
+
+    >>> rollout_kind(1), rollout_kind(4)
+    ('rollout', 'rollout-tp4')
+    """
+    return "rollout" if tp == 1 else f"rollout-tp{tp}"
+
+
 __all__ = [
     "DeploymentId",
     "JobId",
@@ -85,5 +94,6 @@ __all__ = [
     "new_deployment_id",
     "new_job_id",
     "new_operation_id",
+    "rollout_kind",
     "show",
 ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from plexsvc.errors import bad_request
 from plexsvc.fixed import Fixed
+from plexsvc.ids import rollout_kind
 from plexsvc.rpc.addresses import UNIX, host_of
 
 DEVICE_KINDS: Final = ("train", "rollout", "spot", "reward")
@@ -35,6 +36,10 @@ class DeviceConfig:
     gpu: int | None = None
     """The GPU of a `cuda` device; devices may share one, each within its `bytes_total`. By default
     the one of the device's index."""
+    tp: int | None = None
+    """Tensor ranks of the engine on a `rollout` device; none: 1. It takes deployments of this
+    degree alone. With memory `cuda` it is that many GPUs, of which `gpu` is the first, and
+    `bytes_total` is that of all together."""
     cpus: int | None = None
     """Processors of a `reward` device without a GPU."""
 
@@ -52,6 +57,14 @@ class DeviceConfig:
             raise bad_request(
                 "gpu of a reward device with memory 'cuda' is missing; say which GPU it is"
             )
+        if self.tp is not None and (self.kind != "rollout" or self.tp < 2):
+            raise bad_request(
+                f"tp is {self.tp}, kind {self.kind!r}; a rollout device has a tp from 2, or none"
+            )
+        if self.tp is not None and self.memory == "cuda" and self.gpu is None:
+            raise bad_request(
+                f"gpu of a device with tp = {self.tp} is missing; say the first of them"
+            )
         takes = self.kind == "reward" and self.gpu is None
         if takes != (self.cpus is not None) or (self.cpus is not None and self.cpus < 1):
             raise bad_request(
@@ -60,6 +73,16 @@ class DeviceConfig:
             )
         if self.bytes_total <= 0:
             raise bad_request(f"bytes_total is {self.bytes_total}; a device has some memory")
+
+    @property
+    def placed_as(self) -> str:
+        """Return the kind that the scheduler knows it by: that of engines of so many ranks."""
+        return rollout_kind(self.tp or 1) if self.kind == "rollout" else self.kind
+
+    def gpus(self, index: int) -> range:
+        """Return the GPUs of a device, whose place in the list is `index`, that has some."""
+        first = index if self.gpu is None else self.gpu
+        return range(first, first + (self.tp or 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,13 +238,20 @@ def check_node(node_id: str, devices: Sequence[DeviceConfig], host: HostShare) -
 
 
 def _check_gpus(node_id: str, devices: Sequence[DeviceConfig]) -> None:
-    """Refuse a GPU for rewards that another device has, too: a worker holds all of it."""
+    """Refuse a GPU that a worker of rewards, or one of several ranks, would share."""
     gpus = [
-        index if device.gpu is None else device.gpu
+        gpu
         for index, device in enumerate(devices)
         if device.memory == "cuda" or device.gpu is not None
+        for gpu in device.gpus(index)
     ]
-    for device in devices:
+    for index, device in enumerate(devices):
+        shared = [gpu for gpu in device.gpus(index) if gpus.count(gpu) > 1]
+        if device.tp is not None and device.memory == "cuda" and shared:
+            raise bad_request(
+                f"gpu {shared[0]} of node {node_id} is of a device with tp = {device.tp} and of "
+                "another, too; tensor ranks wait for each other: give them GPUs of their own"
+            )
         if device.kind == "reward" and device.gpu is not None and gpus.count(device.gpu) > 1:
             raise bad_request(
                 f"gpu {device.gpu} of node {node_id} is of kind reward and another device's, too; "

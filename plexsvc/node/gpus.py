@@ -1,4 +1,4 @@
-"""Environment of a process by the node's table of devices: it sees its own GPU and no other."""
+"""Environment of a process by the node's table of devices: it sees its own GPUs and no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from plexsvc.node.config import DeviceConfig
 def environment(devices: Sequence[DeviceConfig], index: int) -> Mapping[str, str]:
     """Return what a process on device `index` must have in its environment before CUDA starts.
 
-    A process on a GPU sees it as GPU 0; one on a CPU device sees none, whatever the machine has.
+    A process on a GPU sees it as GPU 0, one on several as GPUs from 0; one on a CPU device sees
+    none, whatever the machine has.
 
     Raises:
         PlexError: `bad_request` for a device or a GPU that is not there.
@@ -24,7 +25,7 @@ def environment(devices: Sequence[DeviceConfig], index: int) -> Mapping[str, str
     device = devices[index]
     if device.memory != "cuda":
         return {"CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_VISIBLE_DEVICES": _name(index if device.gpu is None else device.gpu)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(_name, device.gpus(index)))}
 
 
 def of_rewards(devices: Sequence[DeviceConfig]) -> list[str]:

@@ -156,7 +156,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             devices=[
                 node_pb2.DeviceDescription(
                     index=index,
-                    kind=device.kind,
+                    kind=device.placed_as,
                     bytes_total=device.bytes_total,
                     model=device.memory,
                     cpus=device.cpus or 0,

@@ -27,6 +27,9 @@ class InstanceConfig(Member):
     """Budget of its device, which may be a part of a GPU; 0: all of it."""
     lora_rank: int = 0
     """Highest rank of the adapters of an engine that deployments share; 0: one of its own."""
+    tp: int = 1
+    """Tensor ranks of the engine, one on each GPU of its device. `kv_cache_bytes` and
+    `device_bytes` are of all together."""
     adapter_bytes: int = 0
     """Memory for such adapters: those that it has room for may have seats at once."""
 

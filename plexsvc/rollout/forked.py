@@ -26,5 +26,4 @@ def main(config: dict[str, Any], ready: Callable[[str], None]) -> None:
         if parsed.lora_rank:
             asyncio.run(seats.run_vllm(parsed, ready, opener=seats.opening))
             return
-        with seats.opening(parsed) as open_version:
-            asyncio.run(instance.run_vllm(parsed, ready, open_version=open_version))
+        asyncio.run(instance.run_vllm(parsed, ready, opener=seats.opening))

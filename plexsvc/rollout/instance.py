@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc.aio
@@ -48,6 +50,8 @@ EXIT_BROKEN: Final = 70
 """Exit code of an instance whose engine broke: its process has nothing that can be trusted."""
 
 OpenVersion = Callable[[statemanager_pb2.PublishedVersion], OpenedVersion]
+Opener: TypeAlias = "Callable[[InstanceConfig], contextlib.AbstractContextManager[OpenVersion]]"
+"""Opens the versions that an instance may read, while the context lasts."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -203,7 +207,7 @@ class InstanceServicer(rollout_pb2_grpc.RolloutInstanceServicer):
         opened = OpenedVersion()
         if not is_models_own:
             opened = await asyncio.to_thread(self._open_version, published)
-        report = await act(opened.parts, version=version)
+        report = await act(opened, version=version)
         self._checksum = report.checksum
         load_us = self._clock.monotonic_us() - started_us
         log.info("version loaded", version=version, nbytes=report.nbytes, load_us=load_us)
@@ -256,7 +260,7 @@ async def run_vllm(
     config: InstanceConfig,
     ready: Callable[[str], None],
     *,
-    open_version: OpenVersion,
+    opener: Opener,
 ) -> None:
     """Build a vLLM engine and serve it until SIGTERM.
 
@@ -269,10 +273,24 @@ async def run_vllm(
 
     clock = SystemClock()
     executor = StepExecutor(clock=clock)
-    engine = await vllm.VllmEngine.start(vllm.config_of(config), clock=clock, executor=executor)
-    await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
+    engine = await vllm.VllmEngine.start(
+        vllm.config_of(config),
+        clock=clock,
+        executor=executor,
+        opener=partial(_open_for_rank, opener, config),
+    )
+    with opener(config) as open_version:
+        await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
     await engine.dispose()
     executor.close()
+
+
+def _open_for_rank(
+    opener: Opener, config: InstanceConfig, number: int
+) -> contextlib.AbstractContextManager[OpenVersion]:
+    """Open versions for a tensor rank: a state manager knows it as a process of its own."""
+    own = f"{config.wpg_id}/{config.rank}"
+    return opener(replace(config, wpg_id=own, rank=number))
 
 
 async def serve_engine(

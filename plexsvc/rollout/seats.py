@@ -28,6 +28,7 @@ from plexsvc.rollout.engines.base import Engine
 from plexsvc.rollout.instance import (
     EXIT_BROKEN,
     InstanceServicer,
+    Opener,
     OpenVersion,
     first,
     serving_instance,
@@ -41,9 +42,6 @@ log = Log(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 STOP_GRACE_S: Final = 1.0
-
-Opener: TypeAlias = "Callable[[InstanceConfig], contextlib.AbstractContextManager[OpenVersion]]"
-"""Opens the versions that an instance may read, while the context lasts."""
 
 
 class Seats(Protocol):

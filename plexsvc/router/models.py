@@ -32,7 +32,7 @@ TRAINED_WEIGHTS: Final = re.compile(r"model.*\.safetensors")
 SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "fsdp": ("dp", "cp"),
     "megatron": ("tp", "pp", "dp", "cp", "ep"),
-    "vllm": (),
+    "vllm": ("tp",),
 }
 """Degrees of each backend that computes."""
 MAX_RANKS: Final = 1 << 16
@@ -127,6 +127,8 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
         families.check(table, backend=spec.backend, directory=directory)
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
+    if spec.backend == "vllm":
+        _check_engine(spec.parallel.tp, table)
     if spec.backend in {"fsdp", "megatron"}:
         _check_heads(max(1, spec.parallel.cp), max(1, spec.parallel.tp), table)
     if spec.HasField("lora"):
@@ -158,13 +160,29 @@ def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None
             "which are not split over tensor ranks; use tp=1 with pp, dp and ep",
             degree="tp",
         )
-    for degree, value, what, count in (
+    _check_divides(
         ("tp", parallel.tp, "attention heads", heads),
         ("tp", parallel.tp, "key-value heads", table.get("num_key_value_heads") or heads),
         ("tp", parallel.tp, "intermediate units", table.get("intermediate_size", parallel.tp)),
         ("ep", parallel.ep, "experts", experts),
         ("pp", parallel.pp, "layers", table.get("num_hidden_layers", 0)),
-    ):
+    )
+
+
+def _check_engine(tp: int, table: families.Config) -> None:
+    """Refuse tensor ranks of vLLM that a model cannot be shared out over."""
+    heads = table.get("num_attention_heads", tp)
+    groups = table.get("num_key_value_heads") or heads
+    _check_divides(
+        ("tp", tp, "attention heads", heads),
+        # Of fewer groups than ranks, several ranks have the same one.
+        ("tp", min(tp, groups), "key-value heads", groups),
+        ("tp", tp, "intermediate units", table.get("intermediate_size", tp)),
+    )
+
+
+def _check_divides(*degrees: tuple[str, int, str, int]) -> None:
+    for degree, value, what, count in degrees:
         if value > 1 and (count == 0 or count % value):
             raise bad_request(
                 f"parallel {degree} = {value} does not divide the model's {count} {what}; choose a "
@@ -222,6 +240,13 @@ def _check_instances(spec: service_pb2.DeploymentSpec) -> None:
             "instances where their job trains take turns with it; say that they share devices",
             field="DeploymentSpec.where_it_trains",
         )
+    if spec.parallel.tp > 1 and spec.role == "rollout" and (kinds or spec.shares_devices):
+        raise bad_request(
+            f"parallel tp = {spec.parallel.tp} of a rollout with instances "
+            f"{f'of kind {kinds}' if kinds else 'that share devices'}; engines of several tensor "
+            "ranks are dedicated and do not sleep: ask for a number of instances, or for tp = 1",
+            field="DeploymentSpec.parallel",
+        )
     if spec.seeds and not spec.where_it_trains:
         raise bad_request(
             "instances that serve another deployment's generates for a seeding window live where "
@@ -261,8 +286,10 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
             "such ranks shares out the experts; choose a divisor",
             degree="ep",
         )
-    if wire.sequence_parallel and wire.tp <= 1:
-        raise bad_request("sequence_parallel needs tp above 1; raise tp or turn it off")
+    if wire.sequence_parallel and (wire.tp <= 1 or spec.role == "rollout"):
+        raise bad_request(
+            "sequence_parallel needs tp above 1, of a training backend; raise tp or turn it off"
+        )
     if wire.distributed_optimizer and (
         spec.backend != "megatron" or copies == 1 or not spec.HasField("optimizer")
     ):

@@ -49,7 +49,7 @@ class VersionOpener:
         Raises:
             PlexError: `not_found` when the version was released or its holder is out of reach.
         """
-        opened, done = OpenedVersion(), set[str]()
+        opened, done = OpenedVersion(published=version), set[str]()
         # This node's own first: it is mapped, and not brought.
         holders = sorted(version.holders, key=lambda holder: not self._is_here(holder))
         for at, holder in enumerate(holders):

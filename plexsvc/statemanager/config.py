@@ -27,6 +27,9 @@ class TierConfig:
     gpu: int | None = None
     """The GPU of a `cuda` device, which others may share; by default the one of its index."""
 
+    tp: int = 1
+    """How many GPUs it is, of which that is the first."""
+
     @property
     def gpu_index(self) -> int:
         """The GPU it lies on."""

@@ -22,7 +22,8 @@ def check_budgets(devices: Sequence[TierConfig]) -> None:
     asked = Counter[int]()
     for device in devices:
         if device.memory == "cuda":
-            asked[device.gpu_index] += device.bytes_total
+            for gpu in range(device.gpu_index, device.gpu_index + device.tp):
+                asked[gpu] += device.bytes_total // device.tp
     for gpu, nbytes in asked.items():
         _, total = open_driver(gpu).memory()
         if nbytes > total:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from plexclient.wire.v1.statemanager_pb2 import CanonicalPiece, VersionManifest
+from plexclient.wire.v1.statemanager_pb2 import (
+    CanonicalPiece,
+    PublishedVersion,
+    VersionManifest,
+)
 from plexsvc.weights import pieces
 from plexsvc.weights.boxes import Box, Cover, Overlap, cover
 from plexsvc.weights.pieces import Array, RegionBytes, Tensor
@@ -29,6 +33,8 @@ class OpenedVersion:
 
     manifests: list[VersionManifest] = field(default_factory=list)
     parts: list[OpenedPart] = field(default_factory=list)
+    published: PublishedVersion | None = None
+    """What was opened: another process may open it, too."""
 
 
 class VersionReader:

@@ -20,7 +20,7 @@ from plexsvc.rollout.engines.base import (
 )
 from plexsvc.rollout.sampling import draw_seed
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import OpenedPart
+from plexsvc.weights.reading import OpenedVersion
 
 VOCAB, MAX_LEN = 50, 128
 MAX_TEMPERATURE = 2.0
@@ -155,9 +155,7 @@ class FakeEngine:
         for request_id in request_ids:
             self.finish(request_id, FINISH_ABORT)
 
-    async def load_version(
-        self, published: Sequence[OpenedPart], *, version: VersionId
-    ) -> LoadReport:
+    async def load_version(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         self._be_awake()
         return await self._fill(published, version=version)
 
@@ -165,11 +163,11 @@ class FakeEngine:
         if self.is_asleep:
             raise PlexError(ErrorCode.UNAVAILABLE, "the fake is asleep")
 
-    async def _fill(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
-        checksums = [verify(part.manifest, part.data) for part in published]
+    async def _fill(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
+        checksums = [verify(part.manifest, part.data) for part in published.parts]
         await self.loads(version)
         self.version = version
-        nbytes = sum(part.manifest.nbytes for part in published)
+        nbytes = sum(part.manifest.nbytes for part in published.parts)
         return LoadReport(nbytes=nbytes, checksum="+".join(checksums))
 
     async def sleep(self) -> int:
@@ -177,7 +175,7 @@ class FakeEngine:
         self._awake.clear()
         return 1 << 20
 
-    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         report = await self._fill(published, version=version)
         self.is_asleep = False
         self._awake.set()

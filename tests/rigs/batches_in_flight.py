@@ -25,7 +25,7 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout.engines import sleeping, weights
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.preload import ZYGOTE_ENV, preload
-from plexsvc.weights.reading import OpenedPart
+from plexsvc.weights.reading import OpenedVersion
 from tests.rigs.rollout_requests import Answer, collect, request
 from tests.rigs.vllm_process import lying_in, open_files
 
@@ -124,8 +124,8 @@ def shown(found: dict[tuple[int, int], Answer]) -> list[dict[str, Any]]:
     ]
 
 
-def published(file: Path, version: int) -> list[OpenedPart]:
-    return open_files(lying_in(file, version=version)).parts
+def published(file: Path, version: int) -> OpenedVersion:
+    return open_files(lying_in(file, version=version))
 
 
 async def build(model: Path) -> Stepped:
@@ -218,6 +218,7 @@ async def drill(mode: str, model: Path, files: tuple[Path, Path]) -> dict[str, A
 
 def watched(engine: VllmEngine) -> list[int]:
     """Return a list to which every change of weights or memory adds the tokens in flight then."""
+    from plexsvc.rollout.engines.vllm import core as vllm_core
     from plexsvc.rollout.engines.vllm import engine as vllm_engine
 
     under_way: list[int] = []
@@ -234,8 +235,11 @@ def watched(engine: VllmEngine) -> list[int]:
         note()
         return sleeping.give_back(*args)
 
-    for name, noted in (("fill", fill), ("give_back", give_back)):
-        setattr(vllm_engine, name, noted)
+    for module, name, noted in (
+        (vllm_core, "fill", fill),
+        (vllm_engine, "give_back", give_back),
+    ):
+        setattr(module, name, noted)
     return under_way
 
 
@@ -246,7 +250,7 @@ async def disturbed(queued: Stepped, plain: Stepped) -> AsyncIterator[dict[str, 
     async def sleep_and_wake() -> None:
         await engine.sleep()
         assert not engine.has_work()
-        await engine.wake([], version=MODEL)
+        await engine.wake(OpenedVersion(), version=MODEL)
 
     for at, kind in itertools.product(range(STEPS), ("one stopped", "all stopped", "asleep")):
         name = f"{kind}{at}/"

@@ -154,7 +154,7 @@ def lying_in(
 
 
 def open_files(version: statemanager_pb2.PublishedVersion) -> OpenedVersion:
-    opened = OpenedVersion()
+    opened = OpenedVersion(published=version)
     for holder in version.holders:
         file = Path(holder.data_socket)
         text = file.with_suffix(".manifest").read_bytes()
@@ -196,10 +196,11 @@ def _child(config: dict[str, Any], *, sabotage: str, said: int) -> None:
     if sabotage:
         _sabotage(Path(sabotage))
     parsed = config_files.parse(config, InstanceConfig, where="test")
+    opener = lambda _: nullcontext(open_files)  # noqa: E731
     if parsed.lora_rank:
-        asyncio.run(seats.run_vllm(parsed, ready, opener=lambda _: nullcontext(open_files)))
+        asyncio.run(seats.run_vllm(parsed, ready, opener=opener))
         return
-    asyncio.run(run_vllm(parsed, ready, open_version=open_files))
+    asyncio.run(run_vllm(parsed, ready, opener=opener))
 
 
 def _fork(config: dict[str, Any], sabotage: str, log: str) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from plexsvc.errors import PlexError
 from plexsvc.ids import Versioned, VersionId
 
 if TYPE_CHECKING:
-    from plexsvc.weights.reading import OpenedPart
+    from plexsvc.weights.reading import OpenedVersion
 
 MODEL: Final = VersionId()
 
@@ -97,9 +97,7 @@ class Engine(Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
 
-    async def load_version(
-        self, published: Sequence[OpenedPart], *, version: VersionId
-    ) -> LoadReport:
+    async def load_version(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Replace the weights in place, between two steps, and recompute what was cached.
 
         Raises:
@@ -121,7 +119,7 @@ class Engine(Protocol):
             PlexError: `bad_request` for an engine that cannot sleep; `internal` when it broke.
         """
 
-    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Fill the weights and go on; `MODEL` needs nothing published.
 
         Raises:

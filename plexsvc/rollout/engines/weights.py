@@ -86,11 +86,22 @@ def fill(
     model: Callable[[], Sequence[OpenedPart]] = tuple,
     is_on_model: bool = False,
 ) -> Iterator[int]:
-    """Fill the targets from `published`, one after the other; yield the bytes of each.
+    """Do as `begin` when the first is asked for."""
+    yield from begin(targets, published, model=model, is_on_model=is_on_model)
+
+
+def begin(
+    targets: Iterable[LiveTensor],
+    published: Sequence[OpenedPart],
+    *,
+    model: Callable[[], Sequence[OpenedPart]] = tuple,
+    is_on_model: bool = False,
+) -> Iterator[int]:
+    """Return what fills the targets from `published`, one after the other, by the bytes of each.
 
     A version of adapters is merged into the weights of `model`; where the live weights are that
     `model` with adapters of the same deployment, or none, only those with an adapter are filled.
-    Coverage of all targets is checked before the first is touched, when the first is asked for.
+    Coverage of all targets is checked now; the first is touched when it is asked for.
 
     Raises:
         PlexError: `bad_request` when the version lacks something or has another shape.
@@ -104,6 +115,10 @@ def fill(
         if is_on_model:
             targets = [target for target in targets if target.name in adapters]
     plans = [_plan(target, reader, adapters) for target in targets]
+    return _filling(plans, reader)
+
+
+def _filling(plans: Sequence[_CopyPlan], reader: VersionReader) -> Iterator[int]:
     for plan in plans:
         _fill(plan, reader)
         yield plan.target.live.numel() * plan.target.live.element_size()

@@ -10,7 +10,7 @@ from plexclient.specs import HOST, Parallel
 from plexclient.wire.v1 import service_pb2
 from plexsvc import sizes
 from plexsvc.errors import ErrorCode, PlexError, bad_request, queue_full
-from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id
+from plexsvc.ids import DeploymentId, JobId, TenantId, new_operation_id, rollout_kind
 from plexsvc.lora import Lora
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import status
@@ -165,10 +165,14 @@ def _check_deployable(
             limit=limit,
         )
     for one in asked:
-        if is_rollout(one.spec) and Parallel.from_wire(one.spec.parallel).world_size > 1:
-            raise bad_request(
-                f"rollout deployment {one.name!r} asks for a parallel layout; an instance runs on "
-                "one device, ask for more (instances=2)"
+        tp, kinds = one.spec.parallel.tp, {d.kind for d in scheduler.cluster.devices.values()}
+        if tp > 1 and is_rollout(one.spec) and device_kind(one.spec) not in kinds:
+            raise PlexError(
+                ErrorCode.NO_PLACEMENT,
+                f"rollout deployment {one.name!r} asks for parallel tp = {tp}; no node has a "
+                f"device for that (there are {', '.join(sorted(kinds)) or 'none'}): ask for "
+                f"another tp, or an operator for a rollout device with tp = {tp}",
+                degree="tp",
             )
 
 
@@ -238,7 +242,7 @@ def _wanted(
         initialize_id=record.initialize_id,
         role=spec.role,
         backend=spec.backend,
-        device_kind="rollout" if record.is_rollout and not spec.where_it_trains else "train",
+        device_kind=device_kind(spec),
         num_devices=num_devices(spec),
         is_rollout=record.is_rollout,
         is_shared=spec.shares_devices,
@@ -255,6 +259,13 @@ def _wanted(
         model_bytes=size.frozen,
         version_bytes=version_bytes * (scheduler.config.max_versions_per_deployment + 1),
     )
+
+
+def device_kind(spec: service_pb2.DeploymentSpec) -> str:
+    """Return the kind of devices that a deployment is placed on."""
+    if not is_rollout(spec) or spec.where_it_trains:
+        return "train"
+    return rollout_kind(max(1, spec.parallel.tp))
 
 
 def _shared_model(spec: service_pb2.DeploymentSpec) -> str:

@@ -143,6 +143,7 @@ def _instance_config(deployment: DeploymentRecord, config: SchedulerConfig) -> d
         "max_model_len": deployment.max_sequence_length,
         "kv_cache_bytes": spec.kv_cache_bytes or config.kv_cache_bytes,
         "max_num_seqs": config.max_num_seqs,
+        "tp": max(1, spec.parallel.tp),
     }
 
 

@@ -81,6 +81,32 @@ def test_a_gpu_for_rewards_is_no_other_devices() -> None:
         check_node("n0", (shared, shared, held), HostShare())
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "train", "tp": 2}, "tp is 2, kind 'train'"),
+        ({"kind": "rollout", "tp": 1}, "tp from 2"),
+        ({"kind": "rollout", "tp": 2, "memory": "cuda"}, "gpu of a device with tp = 2 is missing"),
+    ],
+)
+def test_a_device_of_tensor_ranks_is_for_rollouts_and_says_its_first_gpu(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlexError, match=message):
+        DeviceConfig(bytes_total=1, **given)
+
+
+def test_tensor_ranks_share_their_gpus_with_nobody() -> None:
+    alone = DeviceConfig(kind="train", bytes_total=1, memory="cuda", gpu=0)
+    wide = DeviceConfig(kind="rollout", bytes_total=2, memory="cuda", gpu=1, tp=2)
+    check_node("n0", (alone, wide), host_bytes=1, staging_bytes=1)
+    assert [one.placed_as for one in (alone, wide)] == ["train", "rollout-tp2"]
+    for other in ({"gpu": 2}, {}):  # by default the GPU of its index, which is 1
+        shared = DeviceConfig(kind="train", bytes_total=1, memory="cuda", **other)
+        with pytest.raises(PlexError, match="is of a device with tp = 2 and of another"):
+            check_node("n0", (wide, shared), host_bytes=1, staging_bytes=1)
+
+
 @pytest.mark.parametrize(("nbytes", "directory"), [(-1, "/disk"), (1, ""), (1, "disk")])
 def test_a_disk_for_state_has_bytes_and_a_whole_path(nbytes: int, directory: str) -> None:
     train = (DeviceConfig(kind="train", bytes_total=1),)

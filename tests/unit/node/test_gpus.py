@@ -25,6 +25,19 @@ def test_each_process_sees_the_gpu_of_its_device_alone(monkeypatch: pytest.Monke
     assert [visible(index) for index in range(4)] == ["1", "1", "2", ""]
 
 
+def test_a_process_of_tensor_ranks_sees_all_gpus_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = DeviceConfig(kind="rollout", bytes_total=2, memory="cuda", gpu=1, tp=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment([wide], 0)["CUDA_VISIBLE_DEVICES"] == "1,2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-8a,6")
+    assert environment([wide], 0)["CUDA_VISIBLE_DEVICES"] == "GPU-8a,6"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(PlexError, match="GPU 2 is configured"):
+        environment([wide], 0)
+
+
 def test_gpus_are_counted_among_those_the_agent_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8a")
     assert visible(0) == "GPU-8a"

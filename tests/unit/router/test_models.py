@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,9 +260,36 @@ def test_degrees_that_no_backend_has_are_refused_from_the_request_alone() -> Non
     for backend, degree, parallel in (
         ("fsdp", "tp", common_pb2.Parallel(tp=2)),
         ("fsdp", "ep", common_pb2.Parallel(dp=2, ep=2)),
+        ("vllm", "pp", common_pb2.Parallel(tp=2, pp=2)),
     ):
+        role = "rollout" if backend == "vllm" else "actor"
         with pytest.raises(PlexError, match=rf"parallel .*{degree}=2; it splits over"):
-            check_spec(spec(backend=backend, parallel=parallel))
+            check_spec(spec(backend=backend, role=role, parallel=parallel))
+
+
+def test_engines_of_several_ranks_are_dedicated_and_awake() -> None:
+    wide = partial(spec, backend="vllm", role="rollout", parallel=common_pb2.Parallel(tp=2))
+    check_spec(wide(num_instances=2))
+    spot = [pb.InstanceRange(kind="spot", most=2)]
+    for more, says in (
+        ({"shares_devices": True}, "tp = 2 of a rollout with instances that share devices"),
+        ({"instances": spot}, r"tp = 2 of a rollout with instances of kind \['spot'\]"),
+    ):
+        with pytest.raises(PlexError, match=says) as refused:
+            check_spec(wide(**more))
+        assert code_of(refused) is ErrorCode.BAD_REQUEST
+
+
+def test_ranks_of_an_engine_share_out_heads_or_have_copies_of_groups(model: Path) -> None:
+    def check(tp: int, *, heads: int, groups: int) -> None:
+        split = common_pb2.Parallel(tp=tp)
+        wide = spec(backend="vllm", role="rollout", parallel=split)
+        check_model(wide, with_heads(model, heads=heads, groups=groups))
+
+    check(4, heads=8, groups=2)
+    for tp, heads, groups in ((4, 6, 2), (2, 6, 3)):
+        with pytest.raises(PlexError, match=f"tp = {tp} does not divide"):
+            check(tp, heads=heads, groups=groups)
 
 
 @pytest.mark.parametrize("cp", [2, 4])

@@ -176,6 +176,10 @@ def test_budgets_of_one_gpu_fit_together_or_are_refused(fake: FakeCuda) -> None:
     check_budgets([half, TierConfig(index=1, gpu=0, bytes_total=50, memory="cuda")])
     with pytest.raises(PlexError, match=r"bad_request.*GPU 0 have 101 bytes.*the GPU has 100"):
         check_budgets([half, other])
+    wide = TierConfig(index=1, gpu=0, bytes_total=100, memory="cuda", kind="rollout", tp=2)
+    check_budgets([half, wide])
+    with pytest.raises(PlexError, match="GPU 1 have 101 bytes"):
+        check_budgets([wide, TierConfig(index=0, gpu=1, bytes_total=51, memory="cuda")])
 
 
 def test_a_copy_takes_each_region_off_the_device_once(fake: FakeCuda, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,14 +20,16 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor import Executor
 
-from plexsvc.errors import bad_request
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.rollout.config import InstanceConfig
 from plexsvc.rollout.engines import sizes
 from plexsvc.rollout.engines.drawing import draw_by_position
-from plexsvc.rollout.engines.model_dir import ModelDir
+from plexsvc.rollout.engines.model_dir import ModelDir, opened
+from plexsvc.rollout.engines.sleeping import Span, spans
 from plexsvc.rollout.engines.vllm import experts
-from plexsvc.rollout.engines.weights import LiveTensor
+from plexsvc.rollout.engines.weights import LiveTensor, fill
 from plexsvc.weights.dtypes import DTYPES
+from plexsvc.weights.reading import OpenedVersion
 
 BLOCK_TOKENS: Final = 32
 """Tokens a KV block holds: the least the CPU backend takes, so that short prompts share."""
@@ -53,6 +56,8 @@ class VllmConfig:
     """Linear layers that may have one."""
     max_seats: int = 1
     """Adapters that it has at once."""
+    tp: int = 1
+    """Tensor ranks, each a process of its own if there are several."""
 
 
 def config_of(config: InstanceConfig) -> VllmConfig:
@@ -65,7 +70,30 @@ def config_of(config: InstanceConfig) -> VllmConfig:
         max_num_seqs=config.max_num_seqs,
         device_bytes=config.device_bytes,
         lora_rank=config.lora_rank,
+        tp=config.tp,
     )
+
+
+class LiveWeights(Protocol):
+    """The weights of an engine, replaced in place."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the bytes of weights and KV cache together."""
+
+    def filling(self, version: OpenedVersion, *, is_on_model: bool) -> Iterator[int]:
+        """Return what fills the live tensors part by part, by the bytes of each (`weights.fill`).
+
+        Raises:
+            PlexError: `bad_request` when the model's loader cannot be planned.
+        """
+
+    def memory(self) -> list[Span]:
+        """Return the memory of weights and KV cache.
+
+        Raises:
+            PlexError: `bad_request` for memory that cannot be given back, or filled again.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +104,35 @@ class PreparedWeights:
     refusal: str
     kv_caches: list[torch.Tensor]
     device_bytes: int
-    """Of weights and KV cache together."""
+    model: ModelDir
 
-    def targets(self) -> list[LiveTensor]:
-        """Return the plan.
+    def filling(self, version: OpenedVersion, *, is_on_model: bool) -> Iterator[int]:
+        """Return what fills the live tensors."""
+        return fill(
+            self._targets(),
+            version.parts,
+            model=lambda: opened(self.model),
+            is_on_model=is_on_model,
+        )
 
-        Raises:
-            PlexError: `bad_request` when the model's loader cannot be planned.
-        """
+    def memory(self) -> list[Span]:
+        """Return the memory of weights and KV cache."""
+        return spans([*(target.live for target in self._targets()), *self.kv_caches])
+
+    def _targets(self) -> list[LiveTensor]:
         if self.refusal:
-            raise bad_request(f"weights of this model cannot be replaced in place: {self.refusal}")
+            raise not_replaceable(self.refusal)
         return self.found
+
+
+def not_replaceable(why: str) -> PlexError:
+    """Return the refusal to replace weights of a model whose loader cannot be planned."""
+    return bad_request(f"weights of this model cannot be replaced in place: {why}")
 
 
 def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
     """Build the core with live, unpacked weights. Runs on the executor's thread."""
-    prepare_process(model.architectures)
+    prepare_process(model.architectures, num_ranks=config.tp)
     vllm_ops._supports_onednn = False
     arguments = AsyncEngineArgs(
         skip_tokenizer_init=True,
@@ -100,18 +141,21 @@ def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
         **arguments_of(config),
     )
     engine_config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    # The platform of CPUs asks for `spawn`: workers then import all anew, and unchanged.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # noqa: TID251 - vLLM reads it
     return vllm_core.EngineCore(engine_config, Executor.get_class(engine_config), log_stats=False)
 
 
-def prepare_process(architectures: Sequence[str]) -> None:
-    """Make this process one that holds any number of engines of one rank."""
+def prepare_process(architectures: Sequence[str], *, num_ranks: int = 1) -> None:
+    """Make this process one that holds any number of engines of one rank, or one of several."""
     # By name, vLLM inspects each class of a model in a fresh process, for seconds.
     for name in architectures:
         entry = ModelRegistry.models.get(name)
         if entry is not None:
             ModelRegistry.register_model(name, entry.load_model_cls())
     if current_platform.is_cpu():
-        _be_alone()
+        if num_ranks == 1:  # else its workers, which are forked, meet by themselves
+            _be_alone()
         experts.compute_unpacked()
     vllm_core.cleanup_dist_env_and_memory = lambda *_, **__: None
 
@@ -120,9 +164,9 @@ def arguments_of(config: VllmConfig) -> dict[str, Any]:
     """Return the arguments that every engine is built with."""
     is_cpu = current_platform.is_cpu()
     chosen = sizes.choose(
-        kv_cache_bytes=config.kv_cache_bytes,
+        kv_cache_bytes=config.kv_cache_bytes // config.tp,
         max_num_seqs=config.max_num_seqs,
-        device_bytes=config.device_bytes,
+        device_bytes=config.device_bytes // config.tp,
         gpu_bytes=0 if is_cpu else current_platform.get_device_total_memory(),
     )
     common: dict[str, Any] = {
@@ -135,6 +179,8 @@ def arguments_of(config: VllmConfig) -> dict[str, Any]:
         # (`tests/process/rollout/test_batches_in_flight.py`).
         "async_scheduling": False,
     }
+    if config.tp > 1:
+        common |= {"tensor_parallel_size": config.tp, "distributed_executor_backend": "mp"}
     if config.lora_rank:
         common |= {
             "enable_lora": True,
@@ -180,12 +226,12 @@ def prepare_worker(worker: Any, model: ModelDir) -> PreparedWeights:
     held = [*module.parameters(), *kv_caches]
     device_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
     if worker.model_runner.lora_config is not None:
-        return PreparedWeights([], "it is shared by adapters", kv_caches, device_bytes)
+        return PreparedWeights([], "it is shared by adapters", kv_caches, device_bytes, model)
     try:
         found, refusal = _bake(module, model), ""
     except NotImplementedError as error:
         found, refusal = [], str(error)
-    return PreparedWeights(found, refusal, kv_caches, device_bytes)
+    return PreparedWeights(found, refusal, kv_caches, device_bytes, model)
 
 
 def _bake(module: torch.nn.Module, model: ModelDir) -> list[LiveTensor]:

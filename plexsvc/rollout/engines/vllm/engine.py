@@ -42,22 +42,19 @@ from plexsvc.rollout.engines.base import (
 from plexsvc.rollout.engines.drawing import GENERATED
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
-from plexsvc.rollout.engines.sleeping import Span, give_back, spans
+from plexsvc.rollout.engines.sleeping import Span, give_back
 from plexsvc.rollout.engines.stopping import StopWatcher
 from plexsvc.rollout.engines.texts import Pieces, Texts
-from plexsvc.rollout.engines.vllm import admission, stepping
+from plexsvc.rollout.engines.vllm import admission, ranks, stepping
 from plexsvc.rollout.engines.vllm.adapters import Seat
 from plexsvc.rollout.engines.vllm.core import (
-    PreparedWeights,
+    LiveWeights,
     VllmConfig,
-    build_core,
-    prepare_worker,
 )
 from plexsvc.rollout.engines.vllm.guiding import Guide
 from plexsvc.rollout.engines.vllm.shared import SharedCore
-from plexsvc.rollout.engines.weights import fill
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import OpenedPart
+from plexsvc.weights.reading import OpenedVersion
 
 log = Log(__name__)
 T = TypeVar("T")
@@ -92,7 +89,7 @@ class VllmEngine:
         config: VllmConfig,
         model: ModelDir,
         *,
-        weights: PreparedWeights,
+        weights: LiveWeights,
         executor: StepExecutor,
         clock: Clock,
     ) -> None:
@@ -112,10 +109,18 @@ class VllmEngine:
         self._guide = Guide(core, self._texts)
 
     @classmethod
-    async def start(cls, config: VllmConfig, *, clock: Clock, executor: StepExecutor) -> VllmEngine:
+    async def start(
+        cls,
+        config: VllmConfig,
+        *,
+        clock: Clock,
+        executor: StepExecutor,
+        opener: ranks.RankOpener | None = None,
+    ) -> VllmEngine:
         """Return a serving engine with the model directory's weights as version 0.
 
-        Takes seconds; the core is built on the executor's thread.
+        Takes seconds; the core is built on the executor's thread. Of several tensor ranks each
+        opens versions by `opener`.
 
         Raises:
             PlexError: `unknown_model`, or `bad_request` when vLLM cannot run the model so: it is
@@ -124,14 +129,15 @@ class VllmEngine:
         model = read_model_dir(config.model)
         try:
             config = replace(config, max_model_len=config.max_model_len or model.max_positions)
-            core = await asyncio.wrap_future(executor.call(lambda: build_core(config, model)))
+            core, weights = await asyncio.wrap_future(
+                executor.call(lambda: ranks.build(config, model, opener))
+            )
         except (ValueError, RuntimeError) as error:
             raise bad_request(f"vLLM cannot run {config.model} as configured: {error}") from error
-        weights = await asyncio.wrap_future(
-            executor.call(lambda: core.collective_rpc(prepare_worker, args=(model,))[0])
-        )
         core.set_weight_version(stepping.label_of(MODEL))
         engine = cls(core, config, model, weights=weights, executor=executor, clock=clock)
+        if config.tp > 1:
+            ranks.watch(core, lambda: engine._post(engine._lose_rank))
         await asyncio.to_thread(executor.add, engine)
         await engine.warm_up()
         return engine
@@ -242,9 +248,7 @@ class VllmEngine:
             self._flights.pop(request_id).box.finish(request_id, reason=FINISH_ABORT)
         return mine
 
-    async def load_version(
-        self, published: Sequence[OpenedPart], *, version: VersionId
-    ) -> LoadReport:
+    async def load_version(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Verify, then replace the weights in place and drop what was computed with the old.
 
         Raises:
@@ -269,11 +273,10 @@ class VllmEngine:
         """
         if self._broken is not None:
             raise self._broken
-        weights = [target.live for target in self._weights.targets()]
-        memory = spans([*weights, *self._weights.kv_caches])
+        memory = self._weights.memory()
         return await asyncio.wrap_future(self._executor.call(lambda: self._lie_down(memory)))
 
-    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Fill the weights and go on with what was under way; `MODEL` needs nothing published.
 
         Raises:
@@ -289,21 +292,17 @@ class VllmEngine:
         if self._is_asleep:
             raise unavailable("the engine is asleep; wake it first")
 
-    async def _load(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
+    async def _load(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         checksums = [
-            await asyncio.to_thread(verify, part.manifest, part.data) for part in published
+            await asyncio.to_thread(verify, part.manifest, part.data) for part in published.parts
         ]
-        parts = opened(self._model) if version == MODEL else published
+        if version == MODEL:
+            published = OpenedVersion(parts=opened(self._model))
         is_on_model = not self._is_asleep and self._version.deployment_id in {
             MODEL.deployment_id,
             version.deployment_id,
         }
-        filling = fill(
-            self._weights.targets(),
-            parts,
-            model=lambda: opened(self._model),
-            is_on_model=is_on_model,
-        )
+        filling = self._weights.filling(published, is_on_model=is_on_model)
         try:
             nbytes = await asyncio.wrap_future(self._swap(filling, version))
         except PlexError:
@@ -491,6 +490,9 @@ class VllmEngine:
     def _end(self, request_id: str, flight: _Flight, *, reason: int, stop_reason: str) -> None:
         del self._flights[request_id]
         flight.box.finish(request_id, reason=reason, stop_reason=stop_reason)
+
+    def _lose_rank(self) -> None:
+        self._fail(internal("a tensor rank of vLLM died"))
 
     def _fail(self, error: PlexError) -> None:
         self._broken = error

@@ -25,7 +25,7 @@ from plexsvc.rollout.engines.vllm import adapters
 from plexsvc.rollout.engines.vllm.core import VllmConfig
 from plexsvc.rollout.engines.vllm.engine import VllmEngine
 from plexsvc.weights.checksums import verify
-from plexsvc.weights.reading import OpenedPart
+from plexsvc.weights.reading import OpenedVersion
 
 MAX_SEATS: Final = 64
 """However small adapters are: vLLM looks through all places for them in each step."""
@@ -137,9 +137,7 @@ class SeatEngine:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
-    async def load_version(
-        self, published: Sequence[OpenedPart], *, version: VersionId
-    ) -> LoadReport:
+    async def load_version(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Verify a version of adapters and put it in place of the one before.
 
         Raises:
@@ -152,9 +150,9 @@ class SeatEngine:
             return LoadReport(nbytes=0, checksum="")
 
         def read() -> tuple[str, adapters.ReadAdapter]:
-            checksums = [verify(part.manifest, part.data) for part in published]
+            checksums = [verify(part.manifest, part.data) for part in published.parts]
             return "+".join(checksums), adapters.read(
-                published,
+                published.parts,
                 model=seats.model,
                 targets=seats.config.lora_targets,
                 max_rank=seats.config.lora_rank,
@@ -190,7 +188,7 @@ class SeatEngine:
         """
         raise bad_request("an engine that adapters share does not sleep")
 
-    async def wake(self, published: Sequence[OpenedPart], *, version: VersionId) -> LoadReport:
+    async def wake(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Load a version: it does not sleep.
 
         Raises:

@@ -157,6 +157,19 @@ async def test_a_refused_set_leaves_no_records_and_no_events(tmp_path: Path) -> 
         assert made == ["actor ready", "rollout ready"]
 
 
+async def test_tensor_ranks_without_a_device_for_them_are_refused_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    wide = pb.DeploymentSpec(role="rollout", backend="vllm", parallel=Parallel(tp=2).to_wire())
+    async with start_rig(tmp_path, nodes=[{"train": 1, "rollout": 1, "rollout-tp4": 1}]) as rig:
+        await rig.job("a")
+        with pytest.raises(PlexError, match="a rollout device with tp = 2") as refused:
+            await create(rig, set_of("a", wide=wide))
+        assert refused.value.code is ErrorCode.NO_PLACEMENT
+        assert "there are rollout, rollout-tp4, train" in refused.value.message
+        assert rig.driver.registry.deployments == {}
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

@@ -99,6 +99,7 @@ def test_rollouts_share_an_engine_whose_adapters_and_model_are_alike() -> None:
     for alone in (rollout(lora=None), rollout(shares_devices=True)):
         assert shares(alone) == ""
     assert shares(rollout(), kind="spot") == "", "a spot device is one deployment's"
+    assert shares(rollout(), kind="rollout-tp2") == "", "each tensor rank merges its part"
     assert shares(rollout(), adapter_bytes=0) == "", "an operator had it so"
 
 
