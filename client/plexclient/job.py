@@ -149,7 +149,8 @@ class Job:
         one, and rollout for vllm; it must be said otherwise. Deploying a name again returns the
         same. While it waits, the logger `plexclient` says what for.
 
-        A rollout has one engine, or so many `instances`; by `instances=plex.Elastic(dedicated=1,
+        A rollout has one engine, or so many `instances`, each over the tensor ranks of `parallel`,
+        for which a node has a device; by `instances=plex.Elastic(dedicated=1,
         spot=(0, 8), serving=(0, 4))` further ones come and go, and by `plex.Elastic(shared=True)`
         it shares its devices in time with others, whose engines stay awake beside its own where
         `kv_cache_bytes` of each leave room, by `plex.Elastic(reserved=True)` with its own job's

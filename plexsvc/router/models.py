@@ -277,7 +277,8 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
         got = ", ".join(f"{name}={degrees[name]}" for name in wide)
         raise bad_request(
             f"backend {spec.backend!r} got parallel {got}; "
-            f"it splits over {' and '.join(only) if only else 'nothing: ask for more instances'}"
+            f"it splits over {' and '.join(only)}"
+            f"{'; ask for more instances' if spec.backend == 'vllm' else ''}"
         )
     copies = max(1, wire.dp) * max(1, wire.cp)
     if copies % max(1, wire.ep):
