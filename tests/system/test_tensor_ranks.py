@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,24 +74,21 @@ def agree(found: Sequence[plex.Sample], expected: Sequence[plex.Sample]) -> None
 
 
 def kill_a_rank(cluster: LiveCluster, wide: plex.Rollout) -> set[int]:
-    """Kill a rank; return the processes of the instance when another has taken its place."""
+    """Kill a rank; return the processes of the instance when all are gone."""
     (engine,) = rank_processes(cluster, [wide.deployment_id])
     started = set(descendants(engine))
     ranks = [pid for pid in started if "tracker" not in str(command_of(pid))]
     assert len(ranks) == 2
     os.kill(ranks[0], signal.SIGKILL)
-
-    def is_back() -> bool:
-        found = rank_processes(cluster, [wide.deployment_id])
-        return found != [engine] and not any(map(is_alive, {engine, *started}))
-
-    wait_until(is_back, what="the instance is started again, and nothing of the old one is there")
+    wait_until(
+        lambda: not any(map(is_alive, {engine, *started})), what="the instance and its ranks ended"
+    )
     return started
 
 
 def refuses(job: plex.Job, actor: plex.Actor) -> None:
     """Check what is refused: a degree without a device, elastic instances, one that sleeps."""
-    asked = [
+    asked: list[tuple[dict[str, Any], str, str]] = [
         ({"parallel": plex.Parallel(tp=4)}, "no_placement", "tp = 4; no node has a device"),
         ({"parallel": plex.Parallel(pp=2)}, "bad_request", "it splits over tp"),
         ({"instances": plex.Elastic(shared=True)}, "bad_request", "that share devices"),
@@ -99,7 +97,7 @@ def refuses(job: plex.Job, actor: plex.Actor) -> None:
     for given, code, text in asked:
         more = {"parallel": plex.Parallel(tp=2), **given}
         with pytest.raises(plex.PlexError, match=text) as told:
-            job.deploy("refused", model=actor, backend="vllm", **more)  # type: ignore[arg-type]
+            job.deploy("refused", model=actor, backend="vllm", **more)
         assert told.value.code == code
 
 

@@ -18,6 +18,8 @@ from plexclient.wire.v1 import rollout_pb2, rollout_pb2_grpc
 from plexsvc.rollout.instance import EXIT_BROKEN
 from plexsvc.rpc.channels import open_channel
 from tests.process.rollout.test_vllm_instance import PROMPTS, batch, load, reference
+from tests.rigs.adapter_seats import adapters
+from tests.rigs.adapter_seats import load as load_adapters
 from tests.rigs.engine_contract import TIMEOUT_S, EngineContract, Stub, answers
 from tests.rigs.keys import KEYS
 from tests.rigs.processes import command_of, is_alive
@@ -99,6 +101,23 @@ async def test_each_rank_reads_its_own_boxes_of_a_version(
     publish_arrays(tmp_path / "v7", load_file(models[0] / "model.safetensors"), version=7)
     assert (await load(stub, tmp_path / "v7", version=7)).error.code == ""
     await agrees(stub, models[0], version=7)
+
+
+async def test_each_rank_merges_its_part_of_adapters(
+    stub: Stub, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    made = adapters(models[0], seed=1)
+    with vllm_instance(models[0]) as alone:
+        async with open_channel(alone, KEYS) as channel:
+            other: Stub = rollout_pb2_grpc.RolloutInstanceStub(channel)
+            for one in (stub, other):
+                reply = await load_adapters(one, tmp_path / "v9", made, version=9)
+                assert reply.error.code == ""
+            expected = await answers(other, *batch())
+    found = await answers(stub, *batch())
+    for key, answer in found.items():
+        assert answer.tokens == expected[key].tokens
+        assert answer.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
 
 
 async def agrees(stub: Stub, model: Path, *, version: int) -> None:

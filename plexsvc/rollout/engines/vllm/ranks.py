@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -42,8 +42,9 @@ FILL_BYTES: Final = 64 << 20
 """What a rank copies at least before it tells that it gets on."""
 
 SHARED: Final = Path("/dev/shm")
-SHARED_NAMES: Final = ("psm_", "vllm_dist_")
-"""Begin the names of what vLLM shares there: Python's own, and those of its collectives on CPUs."""
+QUEUES: Final = "psm_"
+COLLECTIVES: Final = "vllm_dist_"
+"""How the names begin of what is shared there: by engine and ranks, and by ranks on CPUs."""
 
 OpenVersion: TypeAlias = "Callable[[PublishedVersion], OpenedVersion]"
 RankOpener: TypeAlias = "Callable[[int], AbstractContextManager[OpenVersion]]"
@@ -69,8 +70,11 @@ class RankWeights:
     def __init__(self, core: vllm_core.EngineCore, model: ModelDir, opener: RankOpener) -> None:
         self._core = core
         told = core.collective_rpc(partial(_prepare, model=model, opener=opener))
-        self._refusal = next((refusal for refusal, _ in told if refusal), "")
-        self.device_bytes = sum(nbytes for _, nbytes in told)
+        self._refusal = next((refusal for refusal, _, _ in told if refusal), "")
+        self.device_bytes = sum(nbytes for _, nbytes, _ in told)
+        for name in _take_names_away().union(*(names for _, _, names in told)):
+            if name.startswith(QUEUES):  # Python's tracker, which ranks share, has each once
+                resource_tracker.unregister(f"/{name}", "shared_memory")
 
     def filling(self, version: OpenedVersion, *, is_on_model: bool) -> Iterator[int]:
         """Have every rank fill its tensors; yield the bytes that all copied in each round.
@@ -120,6 +124,8 @@ def _forking() -> Iterator[None]:
         os.environ["VLLM_RPC_BASE_PATH"] = str(place)  # noqa: TID251 - vLLM reads it
         try:
             yield
+        except PlexError:
+            raise
         except Exception as error:
             raise RuntimeError(f"{error} (the log has what a tensor rank failed with)") from error
         finally:
@@ -150,12 +156,14 @@ def _close_nameless(buffer: ShmRingBuffer) -> None:
         _original_del(buffer)
 
 
-def _take_names_away(_worker: Any = None) -> None:
-    """Remove the names of the shared memory that this process maps."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        name = line.partition(f"{SHARED}/")[2]
-        if name.startswith(SHARED_NAMES):
-            (SHARED / name).unlink(missing_ok=True)
+def _take_names_away() -> set[str]:
+    """Remove the names of the shared memory that this process maps; return them."""
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    names = {line.partition(f"{SHARED}/")[2].removesuffix(" (deleted)") for line in mapped}
+    found = {name for name in names if name.startswith((QUEUES, COLLECTIVES))}
+    for name in found:
+        (SHARED / name).unlink(missing_ok=True)
+    return found
 
 
 # -- in the processes of the ranks
@@ -171,12 +179,14 @@ class _TensorRank:
         self.filling: Iterator[int] = iter(())
 
 
-def _prepare(worker: Any, *, model: ModelDir, opener: RankOpener) -> tuple[str, int]:
+def _prepare(worker: Any, *, model: ModelDir, opener: RankOpener) -> tuple[str, int, set[str]]:
+    """Return why weights cannot be replaced, their bytes, and names that shared memory had."""
     prepared = cores.prepare_worker(worker, model)
     open_version = ExitStack().enter_context(opener(worker.global_rank))  # until the process ends
     worker.plex_rank = _TensorRank(prepared.found, model, open_version)
-    _take_names_away()
-    return prepared.refusal, prepared.device_bytes
+    # Who ends an instance signals its whole group; the engine ends its ranks by a pipe.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return prepared.refusal, prepared.device_bytes, _take_names_away()
 
 
 def _begin(worker: Any, *, published: bytes, is_on_model: bool) -> bytes:
