@@ -63,7 +63,7 @@ _SAME: Final = (
 )
 """Keys that a state manager's configuration has of its node's."""
 
-_OF_DEVICE: Final = ("kind", "bytes_total", "memory", "gpu")
+_OF_DEVICE: Final = ("kind", "bytes_total", "memory", "gpu", "tp")
 """Keys that it has of a device's."""
 
 

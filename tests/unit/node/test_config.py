@@ -99,12 +99,12 @@ def test_a_device_of_tensor_ranks_is_for_rollouts_and_says_its_first_gpu(
 def test_tensor_ranks_share_their_gpus_with_nobody() -> None:
     alone = DeviceConfig(kind="train", bytes_total=1, memory="cuda", gpu=0)
     wide = DeviceConfig(kind="rollout", bytes_total=2, memory="cuda", gpu=1, tp=2)
-    check_node("n0", (alone, wide), host_bytes=1, staging_bytes=1)
+    check_node("n0", (alone, wide), HostShare())
     assert [one.placed_as for one in (alone, wide)] == ["train", "rollout-tp2"]
     for other in ({"gpu": 2}, {}):  # by default the GPU of its index, which is 1
         shared = DeviceConfig(kind="train", bytes_total=1, memory="cuda", **other)
         with pytest.raises(PlexError, match="is of a device with tp = 2 and of another"):
-            check_node("n0", (wide, shared), host_bytes=1, staging_bytes=1)
+            check_node("n0", (wide, shared), HostShare())
 
 
 @pytest.mark.parametrize(("nbytes", "directory"), [(-1, "/disk"), (1, ""), (1, "disk")])
