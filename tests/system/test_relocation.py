@@ -210,6 +210,7 @@ MANY = 100_000
 STAGES = [RelocationStage.WAITING, RelocationStage.CARRYING, RelocationStage.RESTORING]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_a_new_rank_that_dies_leaves_the_deployment_where_it_is(
     inner: InnerCluster, tiny_model: Path, stage: RelocationStage
@@ -236,6 +237,7 @@ def test_a_new_rank_that_dies_leaves_the_deployment_where_it_is(
     wait_until(lambda: not inner.pids(), what="no process is left")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_an_old_rank_that_dies_fails_the_deployment_and_frees_both_places(
     inner: InnerCluster, tiny_model: Path, stage: RelocationStage
@@ -264,6 +266,7 @@ def test_an_old_rank_that_dies_fails_the_deployment_and_frees_both_places(
     wait_until(lambda: not inner.pids(), what="no process is left")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_a_job_that_is_cancelled_on_the_way_frees_both_places(
     inner: InnerCluster, tiny_model: Path, stage: RelocationStage

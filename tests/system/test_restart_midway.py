@@ -87,6 +87,7 @@ def test_a_deployment_on_the_way_arrives_with_its_bits(
     wait_until(lambda: not held(service), what="no copy is left")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("said", ["node agent died", "deployment lost"])
 def test_a_durable_deployment_whose_node_and_service_die_goes_on_with_its_bits(
     pair: tuple[Service, Path], tiny_model: Path, said: str

@@ -169,7 +169,7 @@ def spoilt(daemon: Daemon, how: str) -> Iterator[tuple[Between, Spoiling, str]]:
 
 
 @pytest.mark.parametrize(
-    "how", ["breaks", "turns a bit", pytest.param("stalls", marks=pytest.mark.slow)]
+    "how", ["breaks", "turns a bit", pytest.param("stalls", marks=pytest.mark.rare)]
 )
 def test_what_is_spoilt_goes_on_after_the_last_whole_block(pair: Pair, how: str) -> None:
     reader = pair.there.client("reader")
