@@ -7,6 +7,7 @@ Such a zygote is warm at once, and forks as any other. What it forks may do noth
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from tests.fakes import fake_preload
@@ -21,9 +22,12 @@ sys.meta_path.insert(0, Light)
 """
 
 
-def environment(directory: Path) -> dict[str, str]:
-    """Return environment variables that say so; what is read by them lies in `directory`."""
-    place = directory / "light"
+def environment(directory: Path, *, preload: ModuleType = fake_preload) -> dict[str, str]:
+    """Return environment variables that say so; what is read by them lies in `directory`.
+
+    Where more than a few ranks of `noop` start, `preload` is `fake_noop_preload`.
+    """
+    place, file = directory / "light", str(preload.__file__)
     place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(HOOK.format(file=fake_preload.__file__))
+    (place / "sitecustomize.py").write_text(HOOK.format(file=file))
     return {"PYTHONPATH": str(place)}

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 import plexclient as plex
+from tests.fakes import fake_noop_preload
+from tests.rigs import light_nodes
 from tests.rigs.another_node import another_node
 from tests.rigs.live_cluster import MIB, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.waiting import wait_until
@@ -40,8 +42,10 @@ def live(tmp_path_factory: pytest.TempPathFactory, told: Path) -> Iterator[LiveC
     """Two nodes with one small training device each; `ops` is on the card."""
     nodes = {"left": [TRAIN], "right": [TRAIN]}
     extra = f'autoscaler = ["sh", "-c", "cat >> {told}; echo >> {told}"]\n{TENANTS}'
+    place = tmp_path_factory.mktemp("ops")
+    light = light_nodes.environment(place, preload=fake_noop_preload)
     with start_cluster(
-        tmp_path_factory.mktemp("ops"), nodes=nodes, extra=extra, scheduler=BOUNDS
+        place, nodes=nodes, extra=extra, scheduler=BOUNDS, environment=light
     ) as started:
         yield started
 
