@@ -1,6 +1,6 @@
 """Cost of a context switch on a CPU arena: copies alone against plain memcpy, and the whole switch.
 
-    python -m benchmarks.context_switch [--rounds 7] [--sizes 1 64 1024]
+    python -m benchmarks.context_switch [--rounds 7] [--sizes 1 64 1024] [--ranks 64 256]
 
 A real state manager and two real client processes alternate on a device that holds one of them. Per
 size the best round counts (the machine is shared with others); some medians stand beside:
@@ -14,7 +14,9 @@ size the best round counts (the machine is shared with others); some medians sta
   `returned_ms` are the steps of its best round, in order;
 - `small_pages_*`: that with `huge_pages = false`, as in a sandbox that refuses tmpfs mounts;
 - `plain_ms`: what the kernel asks for each step alone, without a state manager, on files of huge
-  and of small pages: populate, map in a second place, unmap both, return.
+  and of small pages: populate, map in a second place, unmap both, return;
+- `ranks`: pages kept, WPGs of two ranks with as many bytes each, which are `equal`, `different`
+  from the first byte on, or in the `last` byte only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,7 @@ from typing import Any, Final, cast
 from benchmarks import service
 from plexclient.wire.v1 import common_pb2, statemanager_pb2, statemanager_pb2_grpc
 from plexsvc.clock import SystemClock
+from plexsvc.node.sidecar import LARGE_COPIES
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink import mapping
 from plexsvc.statelink.client import RegionSpec, StateClient
@@ -92,6 +95,10 @@ class Rig:
             sys.exit(f"move of {wpg_id} failed: {reply.error.message}")
         return reply
 
+    def inventory(self) -> statemanager_pb2.InventoryReply:
+        """Return what is where."""
+        return self._stub.Inventory(statemanager_pb2.InventoryRequest(), timeout=DEADLINE_S)
+
 
 def steps(off: statemanager_pb2.MoveReply, on: statemanager_pb2.MoveReply) -> dict[str, int]:
     """Return the steps of a switch in their order."""
@@ -107,23 +114,31 @@ def steps(off: statemanager_pb2.MoveReply, on: statemanager_pb2.MoveReply) -> di
 
 
 @contextmanager
-def rig(nbytes: int, *, keep_pages: bool, huge_pages: bool = True) -> Iterator[Rig]:
+def rig(
+    nbytes: int, *, keep_pages: bool, huge_pages: bool = True, ranks: Sequence[str] = ("equal",)
+) -> Iterator[Rig]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         config = directory / "sm.toml"
         config.write_text(
-            f'node_id = "bench"\nruntime_dir = "{directory}"\nhost_bytes = {2 * nbytes}\n'
+            f'node_id = "bench"\nruntime_dir = "{directory}"\n'
+            f"host_bytes = {2 * nbytes * len(ranks)}\n"
             f'keys_file = "{keys_file(directory)}"\n'
             f"keep_pages = {str(keep_pages).lower()}\nhuge_pages = {str(huge_pages).lower()}\n"
-            f"[[devices]]\nindex = 0\nbytes_total = {nbytes}\n"
+            + "".join(
+                f"[[devices]]\nindex = {rank}\nbytes_total = {nbytes}\n"
+                for rank in range(len(ranks))
+            )
         )
         daemon = spawn(stack, ["-m", "plexsvc.statemanager.main", "--config", str(config)])
         ready = read_line(daemon)
         channel = stack.enter_context(open_blocking_channel(ready["address"], KEYS))
         found = Rig(statemanager_pb2_grpc.StateManagerStub(channel))
         for wpg_id in ("a", "b"):
-            arguments = ["--client", wpg_id, "--bytes", str(nbytes)]
-            read_line(spawn(stack, [*HERE, *arguments, "--socket", ready["data_socket"]]))
+            for rank, differs in enumerate(ranks):
+                arguments = ["--client", wpg_id, "--bytes", str(nbytes), "--rank", str(rank)]
+                arguments += ["--differs", differs, "--socket", ready["data_socket"]]
+                read_line(spawn(stack, [*HERE, *arguments]))
             if wpg_id == "a":
                 found.move("a", common_pb2.RESIDENCY_HOST)
         yield found
@@ -136,6 +151,7 @@ def spawn(stack: ExitStack, arguments: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, **LARGE_COPIES},  # noqa: TID251 - as the node agent starts it
     )
     stack.callback(end, process)
     return process
@@ -151,14 +167,15 @@ def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(process.stdout.readline())
 
 
-def client(wpg_id: str, nbytes: int, socket_path: str) -> None:
+def client(wpg_id: str, nbytes: int, socket_path: str, *, rank: int, differs: str) -> None:
     """Hold `nbytes` of written device memory until stdin closes."""
     member = SimpleNamespace(
-        wpg_id=wpg_id, rank=0, incarnation=1, device_index=0, job_id="bench", tenant="bench"
+        wpg_id=wpg_id, rank=rank, incarnation=1, device_index=rank, job_id="bench", tenant="bench"
     )
     connection = StateClient(socket_path, cast("Member", member), handlers=None)
     region = connection.allocate([RegionSpec(name="params", nbytes=nbytes)])["params"]
-    ctypes.memset(region.memory.address, 7, nbytes)
+    ctypes.memset(region.memory.address, 8 if differs == "different" else 7, nbytes)
+    ctypes.memset(region.memory.address + nbytes - 1, 8 if differs == "last" else 7, 1)
     print(json.dumps({"ready": wpg_id}), flush=True)
     sys.stdin.read()
 
@@ -221,6 +238,39 @@ def returned_rounds(nbytes: int, rounds: int, *, huge_pages: bool) -> list[Round
         return [found.switch() for _ in range(max(2, rounds // 2))]
 
 
+def ranks(nbytes: int, rounds: int) -> dict[str, object]:
+    """Measure WPGs of two ranks whose state is equal and not, a switch of each in turn."""
+    with ExitStack() as stack:
+        rigs = {
+            how: stack.enter_context(rig(nbytes, keep_pages=True, ranks=("equal", how)))
+            for how in ("equal", "different", "last")
+        }
+        for _ in range(2):
+            for one in rigs.values():
+                one.switch()
+        switched: dict[str, list[Round]] = {how: [] for how in rigs}
+        for _ in range(rounds):
+            for how, one in rigs.items():
+                switched[how].append(one.switch())
+        spared = rigs["equal"].inventory().replica_bytes
+    return {
+        "mib": nbytes // MIB,
+        "stored_once_mib": spared // MIB,
+        **{
+            f"{how}_{name}": {
+                "best_ms": min(us) / 1e3,
+                "median_ms": statistics.median(us) / 1e3,
+            }
+            for how, found in switched.items()
+            for name, us in (
+                ("switch", [one.total_us for one in found]),
+                ("copy_out", [one.step_us["copy_out"] for one in found]),
+                ("copy_in", [one.step_us["copy_in"] for one in found]),
+            )
+        },
+    }
+
+
 def summary(name: str, rounds: list[Round]) -> dict[str, object]:
     best = min(rounds, key=lambda r: r.total_us)
     copies_us = min(r.copy_us for r in rounds)
@@ -273,15 +323,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 1024], help="MiB")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256], help="MiB of each rank")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--differs", help=argparse.SUPPRESS)
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
-        client(arguments.client, arguments.bytes, arguments.socket)
+        client(
+            arguments.client,
+            arguments.bytes,
+            arguments.socket,
+            rank=arguments.rank,
+            differs=arguments.differs,
+        )
         return
     sizes = [measure(size * MIB, arguments.rounds) for size in arguments.sizes]
-    service.report(benchmark="context_switch", sizes=sizes)
+    pairs = [ranks(size * MIB, 3 * arguments.rounds) for size in arguments.ranks]
+    service.report(benchmark="context_switch", sizes=sizes, ranks=pairs)
 
 
 if __name__ == "__main__":

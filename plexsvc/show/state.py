@@ -29,8 +29,10 @@ def _tiers(node: service_pb2.NodeView) -> Iterator[tuple[str, int, int, str]]:
     for device in node.devices:
         if device.kind == "train":
             yield f"{node.node_id}:{device.index}", device.bytes_used, device.bytes_total, ""
-    spared = f"{_mib(node.spared_bytes)} were clean: not copied"
-    yield f"{node.node_id} host", node.host_bytes_used, node.host_bytes_total, spared
+    notes = f"{_mib(node.spared_bytes)} were clean or replicas: not copied"
+    if node.replica_bytes:
+        notes += f", {_mib(node.replica_bytes)} of replicas are not stored"
+    yield f"{node.node_id} host", node.host_bytes_used, node.host_bytes_total, notes
     if node.disk_bytes_total:
         moved = f"{_mib(node.sunk_bytes)} out, {_mib(node.risen_bytes)} back"
         notes = f"{moved}, {_mib(node.queued_bytes)} to come back next"

@@ -34,6 +34,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -184,6 +185,11 @@ def address_of(mapped: memoryview) -> int:
 def copy(target: int, source: int, nbytes: int) -> None:
     """Copy between addresses at memcpy speed, without the interpreter's lock."""
     ctypes.memmove(target, source, nbytes)
+
+
+def is_equal(one: int, other: int, nbytes: int) -> bool:
+    """Compare bytes at two addresses up to the first difference, without the interpreter's lock."""
+    return bool(_libc.memcmp(one, other, nbytes) == 0)
 
 
 def _map(

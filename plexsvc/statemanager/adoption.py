@@ -28,7 +28,7 @@ from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import SUM_BYTES
 from plexsvc.statemanager.hostcopy import Tail
 from plexsvc.statemanager.links import RankLink
-from plexsvc.statemanager.memory import RankMemory
+from plexsvc.statemanager.memory import RankMemory, Twin
 from plexsvc.statemanager.moves import MoveOutcome, StateMover
 from plexsvc.statemanager.node import NUMBERS, ManagedNode
 from plexsvc.statemanager.records import StoredWpg
@@ -163,6 +163,11 @@ def _adopt_wpg(node: ManagedNode, record: StoredWpg, left: dict[Key, BookEntry])
         if index is not None:
             link.pieces = tuple(statemanager_pb2.VersionManifest.FromString(index.body).pieces)
         node.links[state.wpg_id, rank] = link
+    for rank, known in record.ranks.items():
+        node.links[state.wpg_id, rank].memory.twins = {
+            name: Twin(rank=twin, memory=node.links[state.wpg_id, twin].memory)
+            for name, twin in known.twins.items()
+        }
 
 
 def _tail(entry: BookEntry, region: RegionState, *, is_there: bool) -> Tail | None:

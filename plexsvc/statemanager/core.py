@@ -108,6 +108,11 @@ class RegionState:
         return 0 if self.home is Home.HOST else self.nbytes
 
     @property
+    def may_have_twins(self) -> bool:
+        """Whether other ranks may hold the same: not its gradients, nor what it works on parked."""
+        return self.home is Home.DEVICE and not self.is_droppable
+
+    @property
     def split(self) -> int:
         """Where that end begins; what lies below is parked in host memory."""
         return self.nbytes - self.disk_bytes

@@ -7,6 +7,7 @@ watches over a move hears of each.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -81,6 +82,7 @@ class HostCopy:
         self._disk = disk
         self._backed = 0
         self._mapping: FixedMapping | None = None
+        self._lock = threading.Lock()
         self._unpins: list[Callable[[], None]] = []
         self._running: set[Future[Any]] = set()
         if fd is not None and self.split < self.nbytes:
@@ -98,15 +100,16 @@ class HostCopy:
         return self._mapped().address
 
     def _mapped(self, tell: Tell = tell_nobody) -> FixedMapping:
-        if self._mapping is None:
-            self._mapping = FixedMapping(self.nbytes)
-            whole = Extent(offset=0, nbytes=self.nbytes)
-            self._mapping.attach(self.file.fd, [whole], is_populated=False)
-        for low, nbytes in parts(self.split - self._backed):
-            populate(self._mapping.address + self._backed + low, nbytes)
-            tell(nbytes)
-        self._backed = max(self._backed, self.split)
-        return self._mapping
+        with self._lock:  # several ranks may be loaded from it at once
+            if self._mapping is None:
+                self._mapping = FixedMapping(self.nbytes)
+                whole = Extent(offset=0, nbytes=self.nbytes)
+                self._mapping.attach(self.file.fd, [whole], is_populated=False)
+            for low, nbytes in parts(self.split - self._backed):
+                populate(self._mapping.address + self._backed + low, nbytes)
+                tell(nbytes)
+            self._backed = max(self._backed, self.split)
+            return self._mapping
 
     def fill(self, tell: Tell = tell_nobody) -> None:
         """Have all of its memory now; it is zeroes where nothing was written.
@@ -136,6 +139,11 @@ class HostCopy:
         if split < self.nbytes:
             self.unpin()
         self._give_back(split, self._backed)
+
+    def vacate(self) -> None:
+        """Give back all memory of an empty copy, also what a predecessor took."""
+        self.unpin()
+        self._give_back(0, self.nbytes)
 
     def to_disk(self, low: int, *, fill: Pass | None = None, tell: Tell = tell_nobody) -> None:
         """Write the bytes from `low` to `split`; with `fill`, which brings each block, to the end.

@@ -7,10 +7,12 @@ use a rank's memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
 
 from plexsvc.errors import PlexError
 from plexsvc.residency import Home
@@ -20,15 +22,18 @@ from plexsvc.statelink.regions import on_host
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
-from plexsvc.statemanager.hostcopy import HostCopy, Tail
+from plexsvc.statemanager.hostcopy import HostCopy, Pass, Tail
 from plexsvc.statemanager.tiers import DeviceExtents, DeviceTier
 from plexsvc.weights.pieces import Bytes
+
+NONE: Final[Mapping[str, Sequence[Any]]] = MappingProxyType({})
 
 
 class RankMemory:
     """What a rank has: `spans` of its device while it is there, and a host copy per region.
 
-    What it reads in `shared` regions, by its names of them, is not its own.
+    What it reads in `shared` regions, by its names of them, is not its own. A region that another
+    rank of its WPG holds with the same bytes is parked there alone (`replicas`).
     """
 
     def __init__(self, tier: DeviceTier, disk: Disk | None = None) -> None:
@@ -39,6 +44,8 @@ class RankMemory:
         self.mapped: dict[str, str] = {}
         """Regions whose host copies the rank maps, and its names of these."""
         self.shared: dict[str, SharedRegion] = {}
+        self.twins: dict[str, Twin] = {}
+        """Ranks before it in whose host copies its regions are parked, because they are equal."""
 
     def allocate(self, regions: Sequence[RegionState], tell: Tell = tell_nobody) -> None:
         """Take zeroed device memory and host memory for new regions, all or none, part by part.
@@ -97,13 +104,37 @@ class RankMemory:
             is_zeroed = not region.has_host_copy
             self.spans[region.name] = self.tier.reserve(region.nbytes, is_zeroed=is_zeroed)
 
+    def kept(self, regions: Iterable[RegionState], *, writes: int) -> set[str]:
+        """Return the regions that have not been written since they were copied out.
+
+        `writes` counts what may have, 0 if that is not known.
+        """
+        # Gradients, which are droppable, change without being counted.
+        return {
+            region.name
+            for region in regions
+            if writes > 0 and not region.is_droppable and region.home is not Home.HOST
+            if (host := self.hosts[region.name]).is_kept and host.writes == writes
+            if host.split == region.split
+        }
+
+    def empty(self, regions: Iterable[RegionState]) -> None:
+        """Make the copies of regions ready to be filled.
+
+        Raises:
+            PlexError: `no_room` when the machine itself lacks the memory.
+        """
+        for region in regions:
+            host = self.hosts[region.name]
+            host.empty(region.split)
+            self.prepare(host)
+
     def copy_out(
         self, regions: Iterable[RegionState], tell: Tell = tell_nobody, *, writes: int = 0
     ) -> int:
         """Copy regions from the device to where they are parked; return the bytes.
 
-        What has not been written since it was copied is not copied again: `writes` counts what may
-        have, 0 if that is not known.
+        `writes` counts what may have written them until now, 0 if that is not known.
 
         Raises:
             PlexError: `no_room` when the machine or its disk lacks the room.
@@ -112,22 +143,51 @@ class RankMemory:
         for region in regions:
             if region.home is Home.HOST:
                 continue
+            self.empty([region])
             span, host = self.spans[region.name], self.hosts[region.name]
-            # Gradients, which are droppable, change without being counted.
-            is_same = writes > 0 and writes == host.writes
-            if is_same and not region.is_droppable and host.is_kept and host.split == region.split:
-                continue
-            host.empty(region.split)
-            self.prepare(host)
             self.tier.to_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
-            if host.split < host.nbytes:
-                host.to_disk(host.split, fill=partial(self.tier.to_host, span), tell=tell)
-            host.is_kept, host.writes = True, writes
+            self.tail_to_disk(region.name, tell)
+            self.note_kept(region.name, writes)
             nbytes += host.nbytes
         return nbytes
 
-    def copy_in(self, regions: Iterable[RegionState], tell: Tell = tell_nobody) -> int:
+    def tail_to_disk(self, name: str, tell: Tell) -> None:
+        """Copy from the device what of a region is parked on disk.
+
+        Raises:
+            PlexError: `no_room`.
+        """
+        host, span = self.hosts[name], self.spans[name]
+        if host.split < host.nbytes:
+            host.to_disk(host.split, fill=partial(self.tier.to_host, span), tell=tell)
+
+    def note_kept(self, name: str, writes: int) -> None:
+        """Note that a region is parked as it is after so many writes."""
+        host = self.hosts[name]
+        host.is_kept, host.writes = True, writes
+
+    def drop_kept(self, name: str) -> None:
+        """Note that what is parked of a region is not as it is."""
+        self.twins.pop(name, None)
+        self.hosts[name].is_kept = False
+
+    def park_with(self, region: RegionState, twin: Twin) -> None:
+        """Have a region parked with another rank, which holds the same bytes."""
+        host = self.hosts[region.name]
+        host.empty(region.split)
+        host.vacate()
+        self.twins[region.name] = twin
+
+    def copy_in(
+        self,
+        regions: Iterable[RegionState],
+        tell: Tell = tell_nobody,
+        *,
+        readers: Mapping[str, Sequence[RankMemory]] = NONE,
+    ) -> int:
         """Copy regions from where they are parked to the device; return the bytes.
+
+        What is on disk is read for those too that have it parked here, the `readers` of a region.
 
         Raises:
             PlexError: `checksum_mismatch` for a damaged block; `no_room` for a disk that fails.
@@ -136,10 +196,19 @@ class RankMemory:
         for region in regions:
             if region.home is Home.HOST:
                 continue
-            span, host = self.spans[region.name], self.hosts[region.name]
+            name, span, host = region.name, self.spans[region.name], self._parked(region.name)
             self.tier.from_host(span, host.address, Extent(offset=0, nbytes=host.split), tell)
-            host.from_disk(host.nbytes, take=partial(self.tier.from_host, span), tell=tell)
             nbytes += host.nbytes
+            if name in self.twins:
+                continue
+            takers = [self, *readers.get(name, ())]
+            takes = [partial(one.tier.from_host, one.spans[name]) for one in takers]
+
+            def take(address: int, part: Extent, takes: Sequence[Pass] = takes) -> None:
+                for each in takes:
+                    each(address, part)
+
+            host.from_disk(host.nbytes, take=take, tell=tell)
         return nbytes
 
     def leave_device(self, *, is_final: bool = False) -> None:
@@ -151,7 +220,7 @@ class RankMemory:
 
     def free(self) -> None:
         """Give everything back."""
-        hosts, self.hosts = self.hosts, {}
+        hosts, self.hosts, self.twins = self.hosts, {}, {}
         with ExitStack() as closes:
             for host in hosts.values():
                 closes.callback(host.close)
@@ -159,10 +228,15 @@ class RankMemory:
 
     def view(self, name: str) -> Bytes:
         """Return a region's bytes from where it is, as an array that must not outlive it."""
-        host = self.hosts[name]
         if name in self.spans:
-            return self.tier.view(self.spans[name], host)
-        return host.view()
+            return self.tier.view(self.spans[name], self.hosts[name])
+        return self._parked(name).view()
+
+    @property
+    def replica_bytes(self) -> int:
+        """Bytes of its regions that are parked in other ranks' copies alone."""
+        known = list(self.twins.items())  # asked beside moves
+        return sum(t.memory.hosts[name].nbytes for name, t in known if name in t.memory.hosts)
 
     def prepare(self, host: HostCopy, tell: Tell = tell_nobody) -> None:
         """Make a copy ready that lies in memory: what lies on disk passes through other memory."""
@@ -192,10 +266,23 @@ class RankMemory:
         }
         return Message(header={"regions": regions}, fds=fds)
 
+    def _parked(self, name: str) -> HostCopy:
+        """Return the copy that a region is parked in."""
+        twin = self.twins.get(name)
+        return (self if twin is None else twin.memory).hosts[name]
+
     def _lend(self, region: RegionState) -> None:
         if region.home is not Home.DEVICE:
             name = region.name
             self.mapped[name] = name if region.home is Home.HOST else on_host(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A rank of the same WPG that parks a region."""
+
+    rank: int
+    memory: RankMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ side.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,9 @@ from plexsvc.residency import Residency
 from plexsvc.statemanager.caller import Tell, WaitingCaller
 from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.links import RankLink
+from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import ManagedNode
+from plexsvc.statemanager.replicas import Leaving, Offload
 
 log = Log(__name__)
 
@@ -171,13 +174,7 @@ class StateMover:
             self._on_all(links, lambda link: link.export())
         self._note_offload(links[0].wpg_id, links)
         with steps.time("copy"):
-            copied = self._on_all(
-                links,
-                lambda link: link.memory.copy_out(
-                    self._copied(link), tell, writes=link.last_export.writes
-                ),
-            )
-            nbytes = sum(copied)
+            nbytes = self._copy_out(links, tell)
         # On record before the ranks let go: from then on this is the only copy.
         for link in links if self._node.disk is not None else ():
             for region in self._copied(link):
@@ -198,14 +195,30 @@ class StateMover:
                     log.error("device memory not given back", rank=link.name)
         return nbytes
 
+    def _copy_out(self, links: Sequence[RankLink], tell: Tell) -> int:
+        """Copy all ranks to the host, what several have with the same bytes once."""
+        offload = Offload(
+            [
+                Leaving(
+                    rank=link.rank,
+                    memory=link.memory,
+                    regions={region.name: region for region in self._copied(link)},
+                    writes=link.last_export.writes,
+                )
+                for link in links
+            ]
+        )
+        nbytes = sum(self._on_all(links, lambda link: offload.work(link.rank, tell)))
+        nbytes += offload.finish()
+        return nbytes + sum(self._on_all(links, lambda link: offload.rest(link.rank, tell)))
+
     def _load(self, links: Sequence[RankLink], steps: Steps, *, commit: Commit, tell: Tell) -> int:
         try:
             with steps.time("populate"):
                 for link in links:
                     link.memory.reserve(self._regions(link))
             with steps.time("copy"):
-                copied = self._on_all(links, lambda link: self._bring(link, tell))
-                nbytes = sum(copied)
+                nbytes = sum(self._on_all(links, lambda link: self._bring(link, links, tell)))
             with steps.time("map"):
                 self._on_all(links, lambda link: link.ready())
             commit(nbytes)
@@ -216,11 +229,16 @@ class StateMover:
             raise
         return nbytes
 
-    def _bring(self, link: RankLink, tell: Tell) -> int:
+    def _bring(self, link: RankLink, links: Sequence[RankLink], tell: Tell) -> int:
         """Copy a rank's regions to its device, and those it shares where they are not there."""
+        readers = defaultdict[str, list[RankMemory]](list)
+        for other in links:
+            for name, twin in other.memory.twins.items():
+                if twin.rank == link.rank:
+                    readers[name].append(other.memory)
         shared = link.memory.shared.values()
         return sum(self._node.shared.bring(region, tell) for region in shared) + (
-            link.memory.copy_in(self._copied(link), tell)
+            link.memory.copy_in(self._copied(link), tell, readers=readers)
         )
 
     def _note_offload(self, wpg_id: WpgId, links: Sequence[RankLink]) -> None:

@@ -259,6 +259,8 @@ class Parking:
         to, source = (ledger.disk, ledger.host) if nbytes > 0 else (ledger.host, ledger.disk)
         split = region.split - nbytes
         has_bytes = region.has_host_copy and node.state_of(link.wpg_id).residency is Residency.HOST
+        # What is parked with another rank has its own place booked, for when the two differ.
+        has_bytes = has_bytes and region.name not in link.memory.twins
         with self._booked(to, abs(nbytes)):
             if has_bytes and nbytes > 0:
                 host.to_disk(split)
@@ -269,6 +271,7 @@ class Parking:
                 source.give(abs(nbytes))
         if not has_bytes:
             host.empty(split)
+            node.write_host(link, region.name)
             node.write_down(link.wpg_id)
         else:
             self.sunk_bytes += max(0, nbytes)

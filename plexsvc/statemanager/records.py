@@ -29,6 +29,8 @@ class RankRecord:
     client_id: int
     extents: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
     export: ExportReport = field(default_factory=ExportReport)
+    twins: Mapping[str, int] = field(default_factory=dict)
+    """Regions that are parked with another rank alone, and that rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,11 @@ def facts_of(
                 for name, span in (link.memory.spans if at is Residency.DEVICE else {}).items()
             },
             export=link.last_export,
+            twins={
+                name: twin.rank
+                for name, twin in (link.memory.twins if at is Residency.HOST else {}).items()
+                if twin.rank in wpg.ranks
+            },
         )
         for link in links
         if link.rank in wpg.ranks

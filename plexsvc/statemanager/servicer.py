@@ -163,6 +163,7 @@ class StateManagerServicer:
                 risen_bytes=self._parking.risen_bytes,
                 queued_bytes=self._parking.queued_bytes(),
                 spared_bytes=self._mover.spared_bytes,
+                replica_bytes=sum(link.memory.replica_bytes for link in self._node.links.values()),
                 arrived_bytes=self._node.arrivals.arrived_bytes,
                 staging_bytes_used=used,
                 staging_bytes_total=total,

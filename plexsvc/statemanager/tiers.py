@@ -95,6 +95,14 @@ class DeviceTier(Protocol):
     ) -> None:
         """Fill a part of the region from memory at `address`; say of each piece that it is done."""
 
+    def is_equal(
+        self, span: DeviceExtents, other: DeviceExtents, of: DeviceTier, part: Extent
+    ) -> bool:
+        """Whether a part of a region of another device has the same bytes.
+
+        False, too, where telling would take longer than a copy.
+        """
+
     def view(self, span: DeviceExtents, host: HostCopy) -> Bytes:
         """Return the span's bytes as one readable array, by way of `host` where they must move."""
 
@@ -207,7 +215,7 @@ class CpuArena:
         self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
     ) -> None:
         """Copy at memcpy speed."""
-        for here, there, nbytes in self._parts(span, part):
+        for here, there, nbytes in self.pieces(span, part):
             mapping.copy(address + there, here, nbytes)
             tell(nbytes)
 
@@ -215,11 +223,24 @@ class CpuArena:
         self, span: DeviceExtents, address: int, part: Extent, tell: Tell = tell_nobody
     ) -> None:
         """Copy at memcpy speed."""
-        for here, there, nbytes in self._parts(span, part):
+        for here, there, nbytes in self.pieces(span, part):
             mapping.copy(here, address + there, nbytes)
             tell(nbytes)
 
-    def _parts(self, span: DeviceExtents, part: Extent) -> Iterator[tuple[int, int, int]]:
+    def is_equal(
+        self, span: DeviceExtents, other: DeviceExtents, of: DeviceTier, part: Extent
+    ) -> bool:
+        """Compare with another arena in place, up to the first difference."""
+        if not isinstance(of, CpuArena):
+            return False
+        for here, at, size in self.pieces(span, part):
+            theirs = Extent(offset=part.offset + at, nbytes=size)
+            for there, low, nbytes in of.pieces(other, theirs):
+                if not mapping.is_equal(here + low, there, nbytes):
+                    return False
+        return True
+
+    def pieces(self, span: DeviceExtents, part: Extent) -> Iterator[tuple[int, int, int]]:
         """Yield the address, offset in the part, and bytes of each piece to copy."""
         start = 0
         for extent in span.extents:

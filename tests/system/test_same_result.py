@@ -90,6 +90,10 @@ def digests_shared(
         before = switches(live.status())
         run_interleaved([Program(actor_a, 0), Program(actor_b, 1)])
         assert switches(live.status()) - before >= 12, "the jobs did not take turns"
+        if layouts[0] is layouts[1] is LAYOUTS["megatron-dp2"]:
+            parked = sum(one.host_bytes for node in live.nodes() for one in node.residents)
+            replicas = sum(node.replica_bytes for node in live.nodes())
+            assert replicas == parked * 3 // 8, "all but gradients, of every second rank"
         return [actor_a.digest(), actor_b.digest()]
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,27 @@ def test_resident_and_parked_state_is_there_after_a_kill(
     assert a("get", field="restored_scalars") == {"adam_step": 3}
     assert kept.move("a", "HOST", lease_no=4).error.code == "stale_fence"
     assert kept.lost == 0
+
+
+@pytest.mark.parametrize("step", ["", "export", "park", "restored"])
+def test_what_two_ranks_hold_with_the_same_bytes_is_there_for_both_after_a_kill(
+    kept: KeptDaemon, step: str
+) -> None:
+    ranks = [rank(kept, "a", number) for number in range(2)]
+    expected = ranks[0]("hash", name="params")
+    for turn in range(2):
+        assert kept.move("a", "HOST").error.code == ""
+        assert kept.inventory().replica_bytes == 512 * KIB
+        if turn == 0 and step in {"", "restored"}:
+            ranks[1]("set", kill_on=step, kill_pid=kept.pid)
+            if not step:
+                kept.kill()
+                assert kept.inventory().replica_bytes == 512 * KIB
+        assert kept.move("a", "DEVICE").error.code == ""
+        assert [one("hash", name="params") for one in ranks] == [expected] * 2
+        if turn == 0 and step in {"export", "park"}:
+            ranks[1]("set", kill_on=step, kill_pid=kept.pid)
+    assert (kept.restarts, kept.lost) == (1, 0)
 
 
 def test_a_state_manager_that_hangs_is_replaced_and_the_state_stays(tmp_path: Path) -> None:
@@ -261,12 +283,16 @@ def test_a_successor_that_is_killed_while_it_starts_loses_nothing(kept: KeptDaem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "nth"), [("whole", 24), ("shared", 28)])
+@pytest.mark.parametrize(("name", "nth"), [("whole", 24), ("replicas", 24), ("shared", 28)])
 def test_whatever_record_it_dies_at_nothing_is_lost(
     tmp_path: Path, name: str, nth: int, every: Callable[[int], int]
 ) -> None:
     """Kill at records all along a program; the results are those without."""
-    program = {"whole": whole_program, "shared": shared_program}[name]
+    program = {
+        "whole": partial(whole_program, seed=2),
+        "replicas": partial(whole_program, seed=1),
+        "shared": shared_program,
+    }[name]
     with ExitStack() as stack:
         daemon = KeptDaemon(tmp_path, stack)
         undisturbed = program(daemon)
@@ -290,10 +316,13 @@ def test_whatever_record_it_dies_at_nothing_is_lost(
             assert (daemon.restarts, daemon.lost) == (1, 0), number
 
 
-def whole_program(daemon: KeptDaemon) -> list[object]:
-    """Use the data plane and return what can be seen; nothing is kept in the end."""
+def whole_program(daemon: KeptDaemon, *, seed: int) -> list[object]:
+    """Use the data plane and return what can be seen; nothing is kept in the end.
+
+    With a `seed` of 1 both ranks of a WPG have the same state.
+    """
     seen: list[object] = []
-    a0, a1, b = rank(daemon, "a", 0), rank(daemon, "a", 1, seed=2), rank(daemon, "b", 0, seed=3)
+    a0, a1, b = rank(daemon, "a", 0), rank(daemon, "a", 1, seed=seed), rank(daemon, "b", 0, seed=3)
     for lease_no, to in enumerate(["HOST", "DEVICE", "HOST"]):
         reply = daemon.move("a", to, lease_no=lease_no, scheduler_epoch=1)
         seen += [reply.error.code, reply.residency]

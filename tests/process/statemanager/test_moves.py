@@ -28,6 +28,9 @@ def region(name: str, nbytes: int, *, droppable: bool = False) -> dict[str, obje
     return {"name": name, "nbytes": nbytes, "droppable": droppable}
 
 
+SUMS = region("sums", MIB, droppable=True)
+
+
 def test_a_switch_keeps_every_byte_and_every_address(daemon: Daemon) -> None:
     a, b = daemon.client("a"), daemon.client("b")
     addresses = a("allocate", regions=[region("params", 2 * MIB + 100), region("moments", MIB)])
@@ -159,6 +162,68 @@ def test_a_wpg_of_two_ranks_moves_whole_or_not_at_all(daemon: Daemon) -> None:
     ranks[1]("set", fail_on="")
     assert daemon.move("a", "DEVICE").error.code == ""
     assert [rank("hash", name="params") for rank in ranks] == hashes
+
+
+def test_what_two_ranks_hold_with_the_same_bytes_is_parked_once(daemon: Daemon) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for i, rank in enumerate(ranks):
+        rank("allocate", regions=[region("same", MIB), region("own", MIB), SUMS])
+        rank("fill", name="same", seed=5)
+        rank("fill", name="own", seed=i)
+        rank("fill", name="sums", seed=6)
+        rank("set", dirty=["sums"])
+    names = ("same", "own", "sums")
+    for changed, copied in [(None, 5), (None, 5), (0, 6), (1, 6), ("both", 5)]:
+        for i, rank in enumerate(ranks):
+            if changed in {i, "both"}:
+                rank("fill", name="same", seed=7 + i if changed == i else 9)
+        hashes = [[rank("hash", name=name) for name in names] for rank in ranks]
+        assert hashes[0][2] == hashes[1][2], "gradients are each rank's own, equal or not"
+        assert daemon.move("a", "HOST").nbytes == copied * MIB
+        assert daemon.inventory().replica_bytes == (6 - copied) * MIB
+        assert daemon.move("a", "DEVICE").nbytes == 6 * MIB
+        assert [[rank("hash", name=name) for name in names] for rank in ranks] == hashes
+    assert daemon.inventory().host_bytes_used == 6 * MIB, "room for when they differ"
+
+
+@pytest.mark.slow
+def test_a_thousand_switches_of_equal_and_of_different_ranks_leave_nothing_behind(
+    daemon: Daemon,
+) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for rank in ranks:
+        rank("allocate", regions=[region("params", MIB)])
+    held: list[tuple[int, int]] = []
+    process = Path(f"/proc/{daemon.process.pid}")
+    for turn in range(500):
+        for rank in ranks:
+            rank("fill", name="params", seed=turn % 4 and rank is ranks[0])
+        assert daemon.move("a", "HOST").nbytes == (2 * MIB if turn % 4 else MIB)
+        assert daemon.move("a", "DEVICE").nbytes == 2 * MIB
+        if turn % 100 == 99:
+            mappings = (process / "maps").read_text().count("plexsvc")
+            held.append((len(list((process / "fd").iterdir())), mappings))
+    assert held[1:] == held[:-1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_dies_takes_nothing_from_one_that_held_the_same(
+    daemon: Daemon, number: int
+) -> None:
+    ranks = [daemon.client("a", rank=i, device_index=i) for i in range(2)]
+    for rank in ranks:
+        rank("allocate", regions=[region("params", MIB)])
+        rank("fill", name="params", seed=5)
+    assert daemon.move("a", "HOST").nbytes == MIB
+    ranks[number].process.kill()
+    wait_until(
+        lambda: daemon.inventory().host_bytes_used == MIB, what="what the dead rank had is freed"
+    )
+    assert daemon.move("a", "DEVICE").error.code == "worker_died"
+    assert daemon.publish("a", 1).error.code == "worker_died"
+    assert daemon.inventory().replica_bytes == 0
+    ranks[1 - number].process.kill()
+    wait_until(lambda: not daemon.inventory().host_bytes_used, what="nothing is left")
 
 
 def test_a_killed_client_frees_its_memory_and_fails_its_wpg(daemon: Daemon) -> None:

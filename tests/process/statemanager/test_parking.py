@@ -49,8 +49,8 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
         yield Daemon(tmp_path, stack, keys=keys(tmp_path, host=host, disk=disk), devices=1)
 
 
-def rank(daemon: Daemon, wpg_id: str, *, seed: int) -> Client:
-    client = daemon.client(wpg_id)
+def rank(daemon: Daemon, wpg_id: str, *, seed: int, number: int = 0) -> Client:
+    client = daemon.client(wpg_id, rank=number, device_index=number)
     client("allocate", regions=[{"name": "params", "nbytes": BLOCK}])
     client("fill", name="params", seed=seed)
     client("index", pieces=[PIECE])
@@ -171,6 +171,31 @@ def test_parked_state_on_disk_is_there_after_a_kill(kept: KeptDaemon) -> None:
             assert client("hash", name="params") == expected
             assert kept.move(wpg_id, "HOST").error.code == ""
     check(kept, states)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_what_ranks_hold_with_the_same_bytes_is_on_disk_once_and_outlives_a_kill(
+    tmp_path: Path, blocks: int
+) -> None:
+    with ExitStack() as stack:
+        where = {"disk_bytes": 3 * BLOCK, "disk_dir": tmp_path / "disk"}
+        kept = KeptDaemon(tmp_path, stack, host_bytes=blocks * BLOCK, **where)
+        ranks = [rank(kept, "a", seed=7, number=number) for number in range(2)]
+        expected = ranks[0]("hash", name="params")
+        assert kept.move("a", "HOST").nbytes == BLOCK
+        states = parked(kept, "b")
+        assert used(kept) == (blocks * BLOCK, (3 - blocks) * BLOCK), "each has its place booked"
+        # A version takes host memory from what is parked, and is read from it.
+        if blocks > 1:
+            assert kept.publish("a", 1).error.code == ""
+        for wpg_id in ("a", "b"):
+            kept.kill()
+            assert kept.inventory().replica_bytes == BLOCK
+            assert kept.move(wpg_id, "DEVICE").error.code == ""
+            if wpg_id == "a":
+                assert [one("hash", name="params") for one in ranks] == [expected] * 2
+            assert kept.move(wpg_id, "HOST").error.code == ""
+        check(kept, states)
 
 
 @pytest.mark.parametrize("step", ["export", "park", "restored"])

@@ -34,6 +34,7 @@ def node(*residents: Resident) -> service_pb2.NodeView:
         risen_bytes=2 * MIB,
         queued_bytes=MIB,
         spared_bytes=7 * MIB,
+        replica_bytes=3 * MIB // 2,
         devices=[
             service_pb2.DeviceStatus(kind="train", bytes_used=3 * MIB, bytes_total=4 * MIB),
             service_pb2.DeviceStatus(kind="rollout", index=1, bytes_total=MIB),
@@ -45,7 +46,12 @@ def node(*residents: Resident) -> service_pb2.NodeView:
 def test_every_tier_says_what_is_used_and_free() -> None:
     lines = shown(node())
     assert lines["a:0"] == ["3.0", "1.0", "4.0"]
-    assert lines["a host"] == ["6.0", "2.0", "8.0", "7.0 were clean: not copied"]
+    assert lines["a host"] == [
+        "6.0",
+        "2.0",
+        "8.0",
+        "7.0 were clean or replicas: not copied, 1.5 of replicas are not stored",
+    ]
     assert lines["a disk"] == ["3.0", "1.0", "4.0", "5.0 out, 2.0 back, 1.0 to come back next"]
     assert "a:1" not in lines, "an engine's memory is its own"
 

@@ -262,3 +262,26 @@ def test_an_arena_of_another_size_is_not_taken_over() -> None:
     first.close()
     with pytest.raises(PlexError, match="left with another size"):
         open_tier(TierConfig(index=0, bytes_total=4 * PAGE), CONFIG, left=left)
+
+
+def test_regions_in_other_extents_are_compared_byte_by_byte() -> None:
+    one, other = (CpuArena(8 * PAGE, keep_pages=False, huge_pages=False) for _ in range(2))
+    taken = [other.reserve(PAGE, is_zeroed=True) for _ in range(8)]
+    for gap in taken[1::2]:
+        other.release(gap, is_final=True)
+    whole, cut = one.reserve(3 * PAGE, is_zeroed=True), other.reserve(3 * PAGE, is_zeroed=True)
+    assert len(cut.extents) == 3
+    host = HostCopy(3 * PAGE)
+    for tier, span in ((one, whole), (other, cut)):
+        tier.view(span, host)[:] = np.arange(3 * PAGE) % 251
+    everything, first = Extent(offset=0, nbytes=3 * PAGE), Extent(offset=0, nbytes=PAGE)
+    assert one.is_equal(whole, cut, other, everything)
+    assert other.is_equal(cut, whole, one, everything)
+    other.view(cut, host)[2 * PAGE] ^= 1
+    assert not one.is_equal(whole, cut, other, everything)
+    assert not other.is_equal(cut, whole, one, Extent(offset=2 * PAGE, nbytes=PAGE))
+    assert one.is_equal(whole, cut, other, first)
+    one.release(whole, is_final=True)
+    other.release(cut, is_final=True)
+    for arena in (one, other, host):
+        arena.close()

@@ -781,7 +781,7 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "processes", "state_manager_restarts", "lease_age_us", "queued_bytes", "spared_bytes")
+    __slots__ = ("node_id", "state", "reason", "address", "host_bytes_used", "host_bytes_total", "devices", "residents", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "processes", "state_manager_restarts", "lease_age_us", "queued_bytes", "spared_bytes", "replica_bytes")
     class ProcessesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -806,6 +806,7 @@ class NodeView(_message.Message):
     LEASE_AGE_US_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     state: str
     reason: str
@@ -823,7 +824,8 @@ class NodeView(_message.Message):
     lease_age_us: int
     queued_bytes: int
     spared_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., lease_age_us: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ...) -> None: ...
+    replica_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[_Union[NodeAddress, _Mapping]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., residents: _Optional[_Iterable[_Union[NodeResident, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., processes: _Optional[_Mapping[str, int]] = ..., state_manager_restarts: _Optional[int] = ..., lease_age_us: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ..., replica_bytes: _Optional[int] = ...) -> None: ...
 
 class NodeResident(_message.Message):
     __slots__ = ("deployment_id", "job_id", "job_name", "tenant", "role", "devices", "residency", "moving_to", "next", "name", "disk_bytes", "device_bytes", "host_bytes", "move_us", "moved_bytes")

@@ -359,7 +359,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryReply(_message.Message):
-    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "queued_bytes", "spared_bytes", "arrived_bytes")
+    __slots__ = ("node_id", "wpgs", "devices", "host_bytes_used", "host_bytes_total", "staging_bytes_used", "staging_bytes_total", "max_scheduler_epoch", "data_socket", "versions", "disk_bytes_used", "disk_bytes_total", "sunk_bytes", "risen_bytes", "queued_bytes", "spared_bytes", "arrived_bytes", "replica_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WPGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +377,7 @@ class InventoryReply(_message.Message):
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     wpgs: _containers.RepeatedCompositeFieldContainer[WpgState]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
@@ -394,7 +395,8 @@ class InventoryReply(_message.Message):
     queued_bytes: int
     spared_bytes: int
     arrived_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ..., arrived_bytes: _Optional[int] = ...) -> None: ...
+    replica_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., wpgs: _Optional[_Iterable[_Union[WpgState, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ..., host_bytes_used: _Optional[int] = ..., host_bytes_total: _Optional[int] = ..., staging_bytes_used: _Optional[int] = ..., staging_bytes_total: _Optional[int] = ..., max_scheduler_epoch: _Optional[int] = ..., data_socket: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionId, _Mapping]]] = ..., disk_bytes_used: _Optional[int] = ..., disk_bytes_total: _Optional[int] = ..., sunk_bytes: _Optional[int] = ..., risen_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., spared_bytes: _Optional[int] = ..., arrived_bytes: _Optional[int] = ..., replica_bytes: _Optional[int] = ...) -> None: ...
 
 class WpgState(_message.Message):
     __slots__ = ("wpg_id", "incarnation", "residency", "device_bytes", "host_bytes", "switch_bytes", "lease_no", "applied_seq", "disk_bytes", "move_us", "moved_bytes", "worked_bytes")

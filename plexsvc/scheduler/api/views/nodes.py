@@ -111,6 +111,7 @@ def _view(
         risen_bytes=inventory.risen_bytes,
         queued_bytes=inventory.queued_bytes,
         spared_bytes=inventory.spared_bytes,
+        replica_bytes=inventory.replica_bytes,
         devices=[status.device_status(scheduler, device) for device in _devices_of(cluster, link)],
         residents=[
             _resident(cluster, w, link.node_id, held=held.get(w.wpg_id), lens=lens) for w in here
