@@ -18,7 +18,8 @@ import pytest
 
 import plexclient as plex
 from plexclient.errors import PlexError
-from tests.rigs import chromium
+from tests.fakes import fake_noop_preload
+from tests.rigs import chromium, light_nodes
 from tests.rigs.live_cluster import MIB, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.waiting import wait_until
 
@@ -93,8 +94,10 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     nodes = {"left": [TRAIN, TRAIN], "right": [TRAIN]}
     extra, bounds = OPEN, SHARES_ALL
+    place = tmp_path_factory.mktemp("page")
+    light = light_nodes.environment(place, preload=fake_noop_preload)
     with start_cluster(
-        tmp_path_factory.mktemp("page"), nodes=nodes, extra=extra, scheduler=bounds
+        place, nodes=nodes, extra=extra, scheduler=bounds, environment=light
     ) as live:
         jobs = Looping("lab"), Looping("rival")
         with running(live, *jobs):
