@@ -190,7 +190,8 @@ def test_what_ranks_hold_with_the_same_bytes_is_on_disk_once_and_outlives_a_kill
         expected = ranks[0]("hash", name="params")
         assert kept.move("a", "HOST").nbytes == BLOCK
         states = parked(kept, "b")
-        assert used(kept) == (blocks * BLOCK, (3 - blocks) * BLOCK), "each has its place booked"
+        booked = blocks * BLOCK, (3 - blocks) * BLOCK
+        wait_until(lambda: used(kept) == booked, what="each has its place booked")
         # A version takes host memory from what is parked, and is read from it.
         if blocks > 1:
             assert kept.publish("a", 1).error.code == ""
