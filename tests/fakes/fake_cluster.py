@@ -305,7 +305,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
     async def start(self, port: int = 0) -> str:
         """Serve the agent and its state manager; return the agent's address."""
         if self.state_server is not None:
-            await self.state_server.stop(None)
+            await asyncio.shield(self.state_server.stop(None))
         self.state_server = self._new_server()
         statemanager_pb2_grpc.add_StateManagerServicer_to_server(
             FakeStateManager(self.behaviour, node_id=self.node_id), self.state_server
@@ -322,9 +322,11 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
     async def stop(self) -> None:
         """Stop everything at once."""
         if self.server is not None:
-            await self.server.stop(None)  # before its ranks: it starts no more of them
+            await asyncio.shield(
+                self.server.stop(None)
+            )  # before its ranks: it starts no more of them
         while self._made:
-            await self._made.pop().stop(None)
+            await asyncio.shield(self._made.pop().stop(None))
 
     async def restart(self) -> None:
         """Die with all processes and come back at the same address, knowing nothing."""
@@ -336,7 +338,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
     async def die(self, proc_id: str, *, signal: int = 9, log_tail: str = "boom") -> None:
         """End a rank as the kernel would, and log it."""
         server = self.ranks.pop(proc_id)
-        await server.stop(None)
+        await asyncio.shield(server.stop(None))
         event = node_pb2.ProcExited(
             proc_id=proc_id,
             signal=signal,
@@ -355,7 +357,7 @@ class FakeAgent(node_pb2_grpc.NodeServicer):
             return node_pb2.SpawnReply(error=to_wire(self.behaviour.spawn_error))
         older = self.ranks.pop(request.spec.proc_id, None)
         if older is not None:
-            await older.stop(None)
+            await asyncio.shield(older.stop(None))  # whether or not the caller stays
         server = self._new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(FakeRank(self.behaviour), server)
         address = listen(server, "127.0.0.1:0", KEYS, key="fake")
