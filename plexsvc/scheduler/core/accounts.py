@@ -1,4 +1,4 @@
-"""What jobs have used: accounts by kind of work, what was charged to them, and kept host memory."""
+"""Accounts of what jobs have used, by kind of work, and of host memory kept for them."""
 
 from __future__ import annotations
 
