@@ -192,7 +192,7 @@ class Rank:
 
         backend = self.executor.backend
         backend.forward_backward(self.batch, loss=self.loss, temperature=1.0, keep_outputs=False)
-        backend.step(AdamW(lr=1e-4))
+        backend.plan_step(AdamW(lr=1e-4))()
         return sum(micro.num_tokens for micro in self.batch)
 
 
