@@ -17,8 +17,8 @@ Probes that generate are skipped where there is no vLLM. Without a GPU every pro
 | `switch` | copies of up to 40 GiB each way, one by one and at once, against plain pinned ones |
 | `attention` | packed attention in one call against one call a sequence: error, and equal bits |
 | `attach` | memory of a rank on the card after `attach` and when parked, against what it says |
-| `train`, `train_fsdp` | tokens a second of forward_backward and step, its share of waiting, its |
-| | memory against the estimate |
+| `train`, `train_fsdp`, | tokens a second of forward_backward and step, its share of waiting, its |
+| `train_float` | memory against the estimate |
 | `two_trainers` | do two jobs on one device end with the bits they have alone; save and load |
 | `dead_neighbour` | does a parked job outlive a kill -9 of the rank that is on the device |
 | `continuation` | does a sample go on as it would have, from each of its tokens |
@@ -91,6 +91,7 @@ def park(memory: str) -> dict[str, object]:
         tensor = found.region.tensor()
         tensor.copy_(tensor.new_tensor(range(251)).repeat(nbytes // 251 + 1)[:nbytes])
         wanted = tensor.sum().item()
+        _uncached(memory)
         before = (found.region.memory.address, free_bytes(memory))
         found.offload()
         parked = free_bytes(memory)
@@ -102,6 +103,14 @@ def park(memory: str) -> dict[str, object]:
             "freed_bytes": parked - before[1],
             "region_bytes": nbytes,
         }
+
+
+def _uncached(memory: str) -> None:
+    """Have torch give back what it keeps of the GPU and does not use."""
+    import torch
+
+    if memory == "cuda":
+        torch.cuda.empty_cache()
 
 
 def free_bytes(memory: str) -> int:
@@ -210,11 +219,13 @@ def attention(memory: str) -> dict[str, object]:
 
 def attach(memory: str) -> dict[str, object]:
     """Build, attach, run and park a rank, and read the card's free memory at each step."""
+    import torch
+
     from benchmarks.state_rig import trained_rank
 
     found: dict[str, object] = {}
     before = free_bytes(memory)
-    with trained_rank(memory) as rank:
+    with trained_rank(memory, dtype=_half(memory)) as rank:
         found["says_device_bytes"] = rank.executor.device_bytes
         found["says_parked_bytes"] = rank.executor.parked_bytes
         found["attached_bytes"] = before - free_bytes(memory)
@@ -222,6 +233,9 @@ def attach(memory: str) -> dict[str, object]:
         found["after_a_step_bytes"] = before - free_bytes(memory)
         rank.client.offload()
         found["parked_bytes"] = before - free_bytes(memory)
+        if memory == "cuda":
+            found["of_them_torch_uses"] = torch.cuda.memory_allocated()
+            found["of_them_torch_has"] = torch.cuda.memory_reserved()
         rank.client.load()
         rank.step()
     return found
@@ -229,24 +243,33 @@ def attach(memory: str) -> dict[str, object]:
 
 def train(memory: str) -> dict[str, object]:
     """Train on batches of 64 x 128 tokens with megatron, in bfloat16 on a GPU."""
-    return _trained(memory, "megatron")
+    return _trained(memory, "megatron", _half(memory))
 
 
 def train_fsdp(memory: str) -> dict[str, object]:
+    """Train on the same batches with fsdp, in bfloat16 on a GPU."""
+    return _trained(memory, "fsdp", _half(memory))
+
+
+def train_float(memory: str) -> dict[str, object]:
     """Train on the same batches with fsdp, in float32."""
-    return _trained(memory, "fsdp")
+    return _trained(memory, "fsdp", "float32")
 
 
-def _trained(memory: str, backend: str) -> dict[str, object]:
+def _half(memory: str) -> str:
+    return "bfloat16" if memory == "cuda" else "float32"
+
+
+def _trained(memory: str, backend: str, dtype: str) -> dict[str, object]:
     from benchmarks.state_rig import trained_rank
 
-    with trained_rank(memory, backend) as rank:
+    with trained_rank(memory, backend, dtype) as rank:
         rank.step()
         tokens = rank.step()
         best = min(seconds(rank.step) for _ in "123")
         return {
             "backend": backend,
-            "dtype": rank.dtype,
+            "dtype": dtype,
             "parameters": rank.parameters,
             "tokens": tokens,
             "tokens_per_s": round(tokens / best),
@@ -288,8 +311,11 @@ def two_trainers(memory: str) -> dict[str, object]:
     """Have two jobs take turns through the service, on each backend and in each dtype."""
     from benchmarks.trainer_rig import LAYOUTS, compared, site
 
+    found: dict[str, object] = {}
     with site(memory) as at:
-        found = {"-".join(layout): compared(at, layout) for layout in LAYOUTS}
+        for layout in LAYOUTS:
+            found["-".join(layout)] = compared(at, layout)
+            print(json.dumps(found), file=sys.stderr)
         return {"parameters": at.parameters, **found}
 
 
@@ -298,7 +324,7 @@ def dead_neighbour(memory: str) -> dict[str, object]:
     from benchmarks.trainer_rig import site, survived
 
     with site(memory) as at:
-        return survived(at, ("megatron", "bfloat16"))
+        return survived(at, ("megatron", "bfloat16", "device"))
 
 
 def continuation(memory: str) -> dict[str, object]:
@@ -365,6 +391,7 @@ PROBES: Final[Mapping[str, Probe]] = {
     "attach": Probe(ask=attach, runs_on_cpu=True),
     "train": Probe(ask=train, runs_on_cpu=True),
     "train_fsdp": Probe(ask=train_fsdp, runs_on_cpu=True),
+    "train_float": Probe(ask=train_float, runs_on_cpu=True),
     "two_trainers": Probe(ask=two_trainers, runs_on_cpu=True),
     "dead_neighbour": Probe(ask=dead_neighbour, runs_on_cpu=True),
     "continuation": Probe(ask=continuation, runs_on_cpu=True, generates=True, limit_s=600),
@@ -487,7 +514,9 @@ def main() -> None:
         return
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
-    answers = ask(options.only, on_cpu=options.on_cpu, logs=options.logs)
+    with tempfile.TemporaryDirectory(prefix="pxh") as place:
+        os.environ["TMPDIR"] = place  # noqa: TID251 - the probes' own, for models that they share
+        answers = ask(options.only, on_cpu=options.on_cpu, logs=options.logs)
     service.report(
         benchmark="gpu_first_hour", hardware=hardware(), versions=versions(), probes=answers
     )

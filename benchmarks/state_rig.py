@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +29,20 @@ from plexsvc.ids import DeploymentId, JobId, VersionId, WpgId
 from plexsvc.node.sidecar import LARGE_COPIES
 from plexsvc.rpc.channels import open_blocking_channel
 from plexsvc.statelink.client import MoveHandlers, Region, RegionSpec, StateClient
+from plexsvc.weights.random_model import ModelShape, make_model
 from plexsvc.worker.config import WorkerConfig, parse
 from tests.rigs.keys import KEYS, keys_file
 
 DEADLINE_S: Final = 120
 TENSORS: Final = 290
 """Tensors of a model of half a billion parameters."""
+
+BILLION: Final = ModelShape(
+    hidden=2048, layers=16, heads=16, kv_heads=8, head_dim=128, ffn=8192, max_positions=512
+)
+HALF_BILLION: Final = ModelShape(
+    hidden=1024, layers=32, heads=8, kv_heads=4, head_dim=128, ffn=4096, max_positions=512
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,7 +193,6 @@ class Rank:
     batch: list[Any]
     loss: Any
     parameters: int
-    dtype: str
 
     def step(self) -> int:
         """Run forward_backward and step; return the tokens."""
@@ -197,46 +205,52 @@ class Rank:
 
 
 @contextmanager
-def trained_rank(memory: str, backend: str = "megatron") -> Iterator[Rank]:
+def trained_rank(memory: str, backend: str = "megatron", dtype: str = "float32") -> Iterator[Rank]:
     """Yield a rank on its own state manager, with a batch of 64 sequences."""
     import plexsvc.worker.preload  # noqa: F401 - before Megatron, as a zygote does
     from plexsvc.clock import SystemClock
-    from plexsvc.weights.random_model import ModelShape, make_model
     from plexsvc.worker import losses
     from plexsvc.worker.backends import registry
     from plexsvc.worker.executor import Executor
 
-    on_gpu = memory == "cuda"
-    big = ModelShape(hidden=2048, layers=16, heads=16, kv_heads=8, head_dim=128, ffn=8192)
-    with tempfile.TemporaryDirectory(prefix="pxm") as place:
-        model = Path(place) / "model"
-        parameters = make_model(model, seed=0, shape=big if on_gpu else ModelShape())
-        dtype = "bfloat16" if on_gpu and backend == "megatron" else "float32"
-        config = member(
-            backend=backend,
-            model=str(model),
-            dtype=dtype,
-            optimizer={"lr": 1e-4},
+    model, parameters = random_model(BILLION if memory == "cuda" else ModelShape())
+    config = member(
+        backend=backend,
+        model=str(model),
+        dtype=dtype,
+        optimizer={"lr": 1e-4},
+    )
+    executor = Executor(config, registry.create(config), clock=SystemClock())
+    budget = 20 * parameters + (64 << 20)
+    with one_client(memory, nbytes=0, budget=budget, handlers=executor) as client:
+        executor.build(client.connection)
+        begin = operations_pb2.Initialize()
+        operation = operations_pb2.Operation(operation_id=b"i" * 16, seq=0, initialize=begin)
+        request = worker_pb2.ExecuteRequest(operation=operation)
+        error = executor.execute(request).reply.result.error
+        if error.code:
+            raise RuntimeError(error.message)
+        loss = losses.resolve("cross_entropy", {}, role="actor")
+        yield Rank(
+            executor=executor,
+            client=client,
+            batch=_batch(),
+            loss=loss,
+            parameters=parameters,
         )
-        executor = Executor(config, registry.create(config), clock=SystemClock())
-        budget = 20 * parameters + (64 << 20)
-        with one_client(memory, nbytes=0, budget=budget, handlers=executor) as client:
-            executor.build(client.connection)
-            begin = operations_pb2.Initialize()
-            operation = operations_pb2.Operation(operation_id=b"i" * 16, seq=0, initialize=begin)
-            request = worker_pb2.ExecuteRequest(operation=operation)
-            error = executor.execute(request).reply.result.error
-            if error.code:
-                raise RuntimeError(error.message)
-            loss = losses.resolve("cross_entropy", {}, role="actor")
-            yield Rank(
-                executor=executor,
-                client=client,
-                batch=_batch(),
-                loss=loss,
-                parameters=parameters,
-                dtype=dtype,
-            )
+
+
+def random_model(shape: ModelShape) -> tuple[Path, int]:
+    """Return the directory of a random model, and its parameters; made once for all probes.
+
+    It lies in the temporary directory, which the program around the probes removes.
+    """
+    model = Path(tempfile.gettempdir()) / f"model-{shape.hidden}x{shape.layers}"
+    counted = model / "parameters"
+    if not counted.exists():
+        shutil.rmtree(model, ignore_errors=True)
+        counted.write_text(str(make_model(model, seed=0, shape=shape)))
+    return model, int(counted.read_text())
 
 
 def _batch() -> list[Any]:
@@ -259,7 +273,7 @@ def _batch() -> list[Any]:
 
 
 def published(memory: str, *, nbytes: int) -> dict[str, object]:
-    """Publish `nbytes` of tensors from a node in this process; count what leaves a GPU."""
+    """Publish `nbytes` of tensors three times from a node in this process; count GPU copies."""
     from plexsvc.statelink import cuda
     from plexsvc.statelink.client import ExportReport
     from plexsvc.statemanager import snapshot
@@ -297,20 +311,22 @@ def published(memory: str, *, nbytes: int) -> dict[str, object]:
         granule = rank.tier.granule_bytes
         node.allocate(link, [region_state("params", nbytes, is_droppable=False, granule=granule)])
         node.set_index(link, tensor_pieces(nbytes))
-        started = time.perf_counter()
-        taken, key = snapshot.take(node, wpg), VersionId(DeploymentId("d"), 1, 1)
-        draft = node.publisher.draft(
-            key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
-        )
-        made = node.publisher.enter(draft, WaitingCaller())
-        took = time.perf_counter() - started
+        took = list[float]()
+        for version in (1, 2, 3):
+            copied, started = 0, time.perf_counter()
+            taken, key = snapshot.take(node, wpg), VersionId(DeploymentId("d"), 1, version)
+            draft = node.publisher.draft(
+                key, taken.index, job_id=JobId("j"), region=taken.region, progress=None
+            )
+            made = node.publisher.enter(draft, WaitingCaller())
+            took.append(time.perf_counter() - started)
         node.close()
     return {
         "tensors": TENSORS,
         "published_bytes": made.nbytes,
         "copied_off_bytes": copied if memory == "cuda" else None,
         "copied_over_published": round(copied / made.nbytes, 3) if memory == "cuda" else None,
-        "gib_per_s": round(made.nbytes / took / 2**30, 2),
+        "gib_per_s": [round(made.nbytes / one / 2**30, 2) for one in took],
     }
 
 

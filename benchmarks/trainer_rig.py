@@ -13,21 +13,29 @@ from pathlib import Path
 from typing import Final
 
 import plexclient as plex
+from benchmarks.state_rig import HALF_BILLION, random_model
+from plexclient.specs import DEVICE
 from plexsvc.node.discovery import GRANULE
-from plexsvc.weights.random_model import ModelShape, device_bytes_for_one, make_model
+from plexsvc.weights.random_model import ModelShape, device_bytes_for_one
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
-from tests.rigs.workloads import Program, run_interleaved, switches
+from tests.rigs.workloads import Program, run_interleaved
 
-LAYOUTS: Final = (("megatron", "float32"), ("megatron", "bfloat16"), ("fsdp", "float32"))
-"""Backends and dtypes that are tried; bfloat16 has masters in float32."""
-
-QUARTER_BILLION: Final = ModelShape(
-    hidden=1024, layers=16, heads=8, kv_heads=4, head_dim=128, ffn=4096, max_positions=512
+LAYOUTS: Final = (
+    ("megatron", "float32", "device"),
+    ("megatron", "bfloat16", "device"),
+    ("fsdp", "float32", "device"),
+    ("fsdp", "bfloat16", "device"),
+    ("megatron", "bfloat16", "host"),
 )
+"""Backend, dtype and where the optimizer is; bfloat16 has masters in float32."""
+
 PARKED_BYTES: Final = 2 << 30
 """What both ranks may keep on a GPU while they are parked, by the ranks' own estimate."""
 
-Layout = tuple[str, str]
+PASS_BYTES: Final = 9 << 29
+"""What a pass over 1,024 tokens takes beside the state, by the same estimate."""
+
+Layout = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +45,22 @@ class Site:
     live: LiveCluster
     connection: plex.Cluster
     model: Path
+    place: Path
+    """Where jobs save."""
     parameters: int
     tokens: int
     """Of a sequence, at most."""
 
     def deploy(self, job: plex.Job, layout: Layout, *, seed: int) -> plex.Actor:
         """Deploy an actor."""
-        backend, dtype = layout
+        backend, dtype, on = layout
         actor: plex.Actor = job.deploy(
             "actor",
             model=str(self.model),
             backend=backend,
             dtype=dtype,
-            optimizer=plex.AdamW(lr=1e-4),
+            optimizer=plex.AdamW(lr=1e-4, on=on),
+            micro_batch_tokens=1024,
             seed=seed,
         )
         return actor
@@ -72,9 +83,8 @@ def site(memory: str) -> Iterator[Site]:
     on_gpu = memory == "cuda"
     with tempfile.TemporaryDirectory(prefix="pxt") as name:
         place = Path(name)
-        shape = QUARTER_BILLION if on_gpu else ModelShape()
-        parameters = make_model(place / "model", seed=0, shape=shape)
-        room = device_bytes_for_one(parameters) + (PARKED_BYTES if on_gpu else 0)
+        model, parameters = random_model(HALF_BILLION if on_gpu else ModelShape())
+        room = device_bytes_for_one(parameters) + (PARKED_BYTES + PASS_BYTES if on_gpu else 0)
         room = -(-room // GRANULE) * GRANULE
         device = f'{{ kind = "train", memory = "{memory}", bytes_total = {room} }}'
         with (
@@ -84,7 +94,8 @@ def site(memory: str) -> Iterator[Site]:
             yield Site(
                 live=live,
                 connection=connection,
-                model=place / "model",
+                model=model,
+                place=place,
                 parameters=parameters,
                 tokens=256 if on_gpu else 24,
             )
@@ -98,21 +109,22 @@ def compared(at: Site, layout: Layout) -> dict[str, object]:
     alone = [at.alone(layout, seed=seed) for seed in (0, 1)]
     with at.connection.job("first") as first, at.connection.job("second") as second:
         actors = [at.deploy(job, layout, seed=seed) for seed, job in enumerate((first, second))]
-        before = switches(at.live.status())
+        before = _switched(at)
         programs = [at.program(actor, seed) for seed, actor in enumerate(actors)]
         train_s = _seconds(lambda: run_interleaved(programs))
-        count = switches(at.live.status()) - before
+        count, switch_s = (after - was for after, was in zip(_switched(at), before, strict=True))
         together = [actor.digest() for actor in actors]
-        saved = at.model.parent / "-".join(("saved", *layout))
+        saved = at.place / "-".join(("saved", *layout))
         save_s = _seconds(lambda: actors[0].save(str(saved)))
         load_s = _seconds(lambda: actors[1].load(str(saved), optimizer=True))
         return {
             "equal_alone": together == alone,
             "have_different_programs": alone[0] != alone[1],
-            "take_turns": count >= 12,
+            "take_turns": count >= (12 if layout[-1] == DEVICE else 3),  # a step needs no device
             "load_what_was_saved": actors[1].digest() == together[0],
             "kinds": sorted(alone[0]),
             "switches": count,
+            "switch_s": round(switch_s / count, 3),
             "train_s": train_s,
             "save_s": save_s,
             "load_s": load_s,
@@ -140,6 +152,12 @@ def survived(at: Site, layout: Layout) -> dict[str, object]:
             pass
         equals_alone = kept.digest() == alone
     return {"survivor_equals_alone": equals_alone, "cause_is_told": cause == "worker_died"}
+
+
+def _switched(at: Site) -> tuple[int, float]:
+    """Return the context switches so far and their seconds."""
+    devices = at.live.status().devices
+    return sum(one.switches for one in devices), sum(one.switch_us for one in devices) / 1e6
 
 
 def _seconds(act: Callable[[], object]) -> float:
