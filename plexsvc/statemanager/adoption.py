@@ -24,8 +24,8 @@ from plexsvc.statemanager import checkpoints, records
 from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import SUM_BYTES
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.hostcopy import Tail
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory, Twin

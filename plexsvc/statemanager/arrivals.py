@@ -20,7 +20,7 @@ from plexsvc.log import Log
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.statelink.far import Far
 from plexsvc.statemanager.caller import Tell
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 from plexsvc.statemanager.memfiles import MemoryFile
 from plexsvc.weights.checksums import BLOCK_BYTES
 from plexsvc.weights.manifests import is_alike

@@ -20,8 +20,8 @@ from plexsvc.statelink.dataplane import Message
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statelink.regions import on_host
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.core import RegionState, SharedState
 from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.entries import RegionState, SharedState
 from plexsvc.statemanager.hostcopy import HostCopy, Pass, Tail
 from plexsvc.statemanager.tiers import DeviceExtents, DeviceTier
 from plexsvc.weights.pieces import Bytes

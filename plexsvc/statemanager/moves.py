@@ -23,7 +23,7 @@ from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.statemanager.caller import Tell, WaitingCaller
-from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import ManagedNode

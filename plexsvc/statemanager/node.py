@@ -20,9 +20,10 @@ from plexsvc.statemanager.arrivals import Arrivals
 from plexsvc.statemanager.book import Book, Facts, Key
 from plexsvc.statemanager.caller import Tally
 from plexsvc.statemanager.config import StateManagerConfig
-from plexsvc.statemanager.core import Ledger, RegionState, WpgEntry
+from plexsvc.statemanager.core import Ledger
 from plexsvc.statemanager.devices import check_budgets, open_tier
 from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.entries import RegionState, WpgEntry
 from plexsvc.statemanager.links import KeyedLocks, RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.publishing import Publisher

@@ -21,7 +21,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import WpgId
 from plexsvc.log import Log
 from plexsvc.residency import MOVING, Home, Residency
-from plexsvc.statemanager.core import Budget, RegionState, WpgEntry
+from plexsvc.statemanager.entries import Budget, RegionState, WpgEntry
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights.checksums import BLOCK_BYTES

@@ -26,7 +26,7 @@ from plexsvc.errors import PlexError, bad_request, not_found
 from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager.book import Book, BookEntry, Key
 from plexsvc.statemanager.caller import Tell, WaitingCaller, tell_nobody
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 from plexsvc.statemanager.memfiles import MemoryFile, fill
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights import pieces

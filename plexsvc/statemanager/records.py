@@ -16,8 +16,8 @@ from plexsvc.residency import TRANSITIONS, Residency, ResidencyTrigger
 from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.book import Facts, Key
-from plexsvc.statemanager.core import RegionState, SharedState, WpgEntry
 from plexsvc.statemanager.disk import blocks
+from plexsvc.statemanager.entries import RegionState, SharedState, WpgEntry
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import RankLink
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from plexsvc.statelink.mapping import PAGE_BYTES, Extent
 from plexsvc.statemanager.caller import Tell
-from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.memory import RankMemory, Twin
 
 STEP_BYTES: Final = 2 << 20

@@ -33,7 +33,7 @@ from plexsvc.rpc.services import add_service
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.clients import Clients
-from plexsvc.statemanager.core import WpgEntry
+from plexsvc.statemanager.entries import WpgEntry
 from plexsvc.statemanager.links import KeyedLocks
 from plexsvc.statemanager.moves import MoveOutcome, StateMover
 from plexsvc.statemanager.node import ManagedNode

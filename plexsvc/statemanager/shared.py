@@ -15,7 +15,8 @@ from plexsvc.ids import WpgId
 from plexsvc.statemanager import records
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.core import Ledger, RankState, SharedState
+from plexsvc.statemanager.core import Ledger
+from plexsvc.statemanager.entries import RankState, SharedState
 from plexsvc.statemanager.memory import RankMemory, SharedRegion
 
 

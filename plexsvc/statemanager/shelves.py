@@ -10,7 +10,7 @@ from plexclient.ids import show
 from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found, payload_too_large
 from plexsvc.ids import JobId, TenantId, VersionId
 from plexsvc.slots import Limit
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 
 UNHEARD: Final = 0
 """Holds what a predecessor kept until all of its clients have said what they map."""

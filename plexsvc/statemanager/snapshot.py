@@ -18,7 +18,7 @@ from plexsvc.ids import WpgId
 from plexsvc.residency import Residency
 from plexsvc.statelink.far import Far
 from plexsvc.statemanager.caller import WaitingCaller
-from plexsvc.statemanager.core import WpgEntry
+from plexsvc.statemanager.entries import WpgEntry
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.weights import manifests, pieces, reading

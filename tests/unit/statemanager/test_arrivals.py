@@ -14,7 +14,7 @@ from plexclient.wire.v1.statemanager_pb2 import PublishedVersion, VersionHolder,
 from plexsvc.ids import JobId
 from plexsvc.statelink.far import Put, Room
 from plexsvc.statemanager import arrivals
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 
 NBYTES = 4096
 

@@ -13,7 +13,8 @@ from plexclient.wire.v1 import common_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, WpgId
 from plexsvc.residency import Residency
-from plexsvc.statemanager.core import Ledger, RegionState
+from plexsvc.statemanager.core import Ledger
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.weights.checksums import BLOCK_BYTES
 
 A, B = WpgId("a"), WpgId("b")

@@ -19,9 +19,9 @@ from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
-from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.cuda import CudaDevice
 from plexsvc.statemanager.devices import check_budgets
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory

@@ -16,8 +16,8 @@ import pytest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import disk as disks
-from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena

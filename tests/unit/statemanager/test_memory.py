@@ -11,7 +11,7 @@ import pytest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.mapping import PAGE_BYTES
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.core import RegionState
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena, DeviceExtents
 

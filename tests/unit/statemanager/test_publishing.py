@@ -14,7 +14,7 @@ from plexsvc.ids import JobId, VersionId
 from plexsvc.statemanager import publishing
 from plexsvc.statemanager.book import Book
 from plexsvc.statemanager.caller import WaitingCaller
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 from plexsvc.statemanager.publishing import Progress, Publisher, Version
 from plexsvc.statemanager.shelves import VersionShelf
 from plexsvc.weights.pieces import Bytes

@@ -11,7 +11,7 @@ from plexsvc.residency import Residency
 from plexsvc.statelink.client import ExportReport
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager import records
-from plexsvc.statemanager.core import RankState, RegionState, WpgEntry
+from plexsvc.statemanager.entries import RankState, RegionState, WpgEntry
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.tiers import CpuArena, DeviceExtents

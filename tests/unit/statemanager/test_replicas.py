@@ -14,8 +14,8 @@ import pytest
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.mapping import PAGE_BYTES
 from plexsvc.statemanager.caller import Tell, tell_nobody
-from plexsvc.statemanager.core import RegionState
 from plexsvc.statemanager.disk import Disk
+from plexsvc.statemanager.entries import RegionState
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.replicas import STEP_BYTES, Leaving, Offload
 from plexsvc.statemanager.tiers import CpuArena

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import JobId, TenantId, VersionId
-from plexsvc.statemanager.core import Budget
+from plexsvc.statemanager.entries import Budget
 from plexsvc.statemanager.shelves import UNHEARD, StagedEntry, StagingRoom, VersionShelf
 
 JOB = JobId("job")
