@@ -89,9 +89,9 @@ async def _serve(config: InstanceConfig) -> None:
 
 def direct(engine: Any, samples: int, max_tokens: int) -> int:
     """Run the requests on the bare core, on the executor's thread; return microseconds."""
-    from plexsvc.rollout.engines.base import DeltaBox
+    from plexsvc.rollout.engines.vllm import admission
 
-    core, clock, box = engine._core, SystemClock(), DeltaBox()
+    core, clock = engine._core, SystemClock()
     core.reset_prefix_cache()
     requests = []
     for index, prompt in enumerate(prompts(samples)):
@@ -100,8 +100,7 @@ def direct(engine: Any, samples: int, max_tokens: int) -> int:
             prompt=operations_pb2.Prompt(token_ids=prompt),
             sampling=sampling(max_tokens),
         )
-        requests.append(engine._admit(request, box))
-    engine._flights.clear()
+        requests.append(admission.build(request, model=engine._model, at_us=clock.wall_us()))
     started_us = clock.monotonic_us()
     for request in requests:
         core.add_request(*core.preprocess_add_request(request))

@@ -18,6 +18,7 @@ import pathlib
 import re
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from json import dumps, loads  # by name: a test may replace them in the module
 from typing import Any, Final
@@ -84,7 +85,7 @@ def _zone(value: Any) -> object:
     return None if offset is None else dt.timezone(offset)
 
 
-class MessageLine:
+class MessageLine(ABC):
     """One end of the line. `hold` packs what is no plain data, `take` unpacks it."""
 
     def __init__(self, into: int, out: int) -> None:
@@ -94,17 +95,17 @@ class MessageLine:
         if hasattr(sys, "set_int_max_str_digits"):
             sys.set_int_max_str_digits(0)
 
+    @abstractmethod
     def hold(self, value: object) -> Packed:
         """Return what stands for a value that stays here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, kind: str, parts: list[Packed]) -> Any:
         """Return what stands here for a value of the other end, or of this one that came back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, what: str, parts: list[Packed]) -> Packed:
         """Return the answer to a question of the other end."""
-        raise NotImplementedError
 
     def ask(self, what: str, *parts: Packed) -> Packed:
         """Return the other end's answer, which is packed.

@@ -10,7 +10,7 @@ weight with the adapter merged, computed in float32 and rounded once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,21 +169,39 @@ def _adapters(reader: VersionReader, targets: Iterable[LiveTensor]) -> Mapping[s
         if target.name in found or not left.issuperset(names):
             continue
         a, b = map(read, names)
-        if (b.size(0), a.size(1)) != target.shape:
-            raise bad_request(
-                f"the adapter of {target.name!r} is {b.size(0)} by {a.size(1)}, and this engine's "
-                f"model has {list(target.shape)}; publish a deployment of the same model",
-                tensor=target.name,
-            )
+        check_adapter(a, b, of=target.name, shape=target.shape)
         found[target.name] = _LowRankDelta(a=a, b=b, scale=scale)
         left.difference_update(names)
-    if left:
-        raise bad_request(
-            f"the published version has {len(left)} tensors that no weight of this engine takes, "
-            f"among them {min(left)!r}; publish a deployment of the same model",
-            tensor=min(left),
-        )
+    refuse_untaken(left)
     return found
+
+
+def check_adapter(a: torch.Tensor, b: torch.Tensor, *, of: str, shape: Sequence[int]) -> None:
+    """Check that B times A has the shape of the weight that it is added to.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if (b.size(0), a.size(1)) != tuple(shape):
+        raise bad_request(
+            f"the adapter of {of!r} is {b.size(0)} by {a.size(1)}, and this engine's model has "
+            f"{list(shape)}; publish a deployment of the same model",
+            tensor=of,
+        )
+
+
+def refuse_untaken(names: Collection[str]) -> None:
+    """Check that no tensor of a version is left.
+
+    Raises:
+        PlexError: `bad_request`.
+    """
+    if names:
+        raise bad_request(
+            f"the published version has {len(names)} tensors that no weight of this engine takes, "
+            f"among them {min(names)!r}; publish a deployment of the same model",
+            tensor=min(names),
+        )
 
 
 def _plan(

@@ -11,7 +11,7 @@ would give a request without adapter the one in the last slot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from plexsvc.ids import VersionId
 from plexsvc.rollout.engines.base import MODEL
 from plexsvc.rollout.engines.model_dir import ModelDir
 from plexsvc.rollout.engines.vllm.stepping import label_of
+from plexsvc.rollout.engines.weights import check_adapter, refuse_untaken
 from plexsvc.weights.boxes import Box
 from plexsvc.weights.dtypes import DTYPES
 from plexsvc.weights.reading import OpenedPart, VersionReader
@@ -83,14 +84,9 @@ def read(
     for name in model.tensors:
         names = lora.names_of(name)
         if name.removesuffix(".weight").rpartition(".")[2] in targets and left.issuperset(names):
-            _check_shape(read, names, name, model)
+            check_adapter(*(read[one] for one in names), of=name, shape=model.tensors[name].shape)
             left.difference_update(names)
-    if left:
-        raise bad_request(
-            f"the published version has {len(left)} tensors that no weight of this engine takes, "
-            f"among them {min(left)!r}; publish a deployment of the same model",
-            tensor=min(left),
-        )
+    refuse_untaken(left)
     if max(ranks) > max_rank:
         raise bad_request(
             f"the published adapters have rank {max(ranks)}, and this engine takes {max_rank} at "
@@ -98,18 +94,6 @@ def read(
         )
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in read.values())
     return ReadAdapter(tensors=read, rank=max(ranks), scale=scale, nbytes=nbytes)
-
-
-def _check_shape(
-    read: Mapping[str, torch.Tensor], names: tuple[str, str], weight: str, model: ModelDir
-) -> None:
-    a, b = (read[one] for one in names)
-    if (b.size(0), a.size(1)) != model.tensors[weight].shape:
-        raise bad_request(
-            f"the adapter of {weight!r} is {b.size(0)} by {a.size(1)}, and this engine's model has "
-            f"{list(model.tensors[weight].shape)}; publish a deployment of the same model",
-            tensor=weight,
-        )
 
 
 def put(core: vllm_core.EngineCore, one: Seat, adapter: ReadAdapter) -> None:

@@ -127,7 +127,10 @@ class PreparedWeights:
 
 def not_replaceable(why: str) -> PlexError:
     """Return the refusal to replace weights of a model whose loader cannot be planned."""
-    return bad_request(f"weights of this model cannot be replaced in place: {why}")
+    return bad_request(
+        f"weights of this model cannot be replaced in place: {why}; deploy another model, or "
+        "generate with the weights that it came with"
+    )
 
 
 def build_core(config: VllmConfig, model: ModelDir) -> vllm_core.EngineCore:
@@ -263,6 +266,7 @@ class _CopySink:
 
     def accept_copy(self, live: torch.Tensor, fake: Any) -> torch.Tensor:
         if live.numel() != fake.numel():
+            # As the fakes do themselves with what they cannot record; `prepare_worker` catches it.
             raise NotImplementedError(f"{fake._name} is broadcast into its weight")
         name, ops = fake._key()
         shape = self._model.tensors[name].shape

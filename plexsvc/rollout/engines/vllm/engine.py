@@ -17,22 +17,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import vllm.v1.engine.core as vllm_core
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreRequest
 
 from plexclient.wire.v1 import operations_pb2, rollout_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import ErrorCode, PlexError, bad_request, internal, unavailable
+from plexsvc.errors import PlexError, bad_request, internal, unavailable
 from plexsvc.ids import VersionId
 from plexsvc.log import Log
 from plexsvc.rollout.engines.base import (
-    FINISH_ABORT,
     FINISH_LENGTH,
-    FINISH_STOP,
     MODEL,
     DeltaBox,
     EngineFacts,
@@ -43,14 +41,11 @@ from plexsvc.rollout.engines.drawing import GENERATED
 from plexsvc.rollout.engines.executor import StepExecutor
 from plexsvc.rollout.engines.model_dir import ModelDir, opened, read_model_dir
 from plexsvc.rollout.engines.sleeping import Span, give_back
-from plexsvc.rollout.engines.stopping import StopWatcher
-from plexsvc.rollout.engines.texts import Pieces, Texts
+from plexsvc.rollout.engines.texts import Texts
 from plexsvc.rollout.engines.vllm import admission, ranks, stepping
 from plexsvc.rollout.engines.vllm.adapters import Seat
-from plexsvc.rollout.engines.vllm.core import (
-    LiveWeights,
-    VllmConfig,
-)
+from plexsvc.rollout.engines.vllm.core import LiveWeights, VllmConfig
+from plexsvc.rollout.engines.vllm.flights import Flights
 from plexsvc.rollout.engines.vllm.guiding import Guide
 from plexsvc.rollout.engines.vllm.shared import SharedCore
 from plexsvc.weights.checksums import verify
@@ -61,23 +56,6 @@ T = TypeVar("T")
 
 STUCK_US: Final = 60_000_000
 """A step that takes longer does not return: it makes at most one token of each sample."""
-
-FINISH: Final = {
-    FinishReason.STOP: FINISH_STOP,
-    FinishReason.LENGTH: FINISH_LENGTH,
-    FinishReason.ABORT: FINISH_ABORT,
-}
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A request in the engine: whose box it fills, its stop strings, its text."""
-
-    box: DeltaBox
-    sampling: operations_pb2.SamplingParams
-    watcher: StopWatcher | None
-    pieces: Pieces | None
-    seat: int
 
 
 class VllmEngine:
@@ -96,16 +74,17 @@ class VllmEngine:
         self._core, self._config, self._model, self._clock = core, config, model, clock
         self._weights, self._executor = weights, executor
         self._loop = asyncio.get_running_loop()
-        self._flights: dict[str, _Flight] = {}
         self._broken: PlexError | None = None
         self._broke = asyncio.Event()
-        self._generated = 0
         self._is_loading = False
         self._is_asleep = False
         self._version = MODEL
         self.seats: Mapping[int, Seat] = {}
         """Whose adapters it has, by number; replaced on the executor's thread, between steps."""
         self._texts = Texts(model)
+        self.flights = Flights(
+            self._texts, stop=lambda one: executor.call(lambda: core.abort_requests([one]))
+        )
         self._guide = Guide(core, self._texts)
 
     @classmethod
@@ -167,7 +146,7 @@ class VllmEngine:
                 f"vLLM cannot run {self._config.model} as configured: {error.message}"
             ) from error
         await asyncio.wrap_future(self._executor.call(self._core.reset_prefix_cache))
-        self._generated = 0
+        self.flights.generated = 0
 
     @property
     def facts(self) -> EngineFacts:
@@ -202,7 +181,7 @@ class VllmEngine:
             running=running,
             waiting=waiting,
             kv_usage=self._core.scheduler.get_kv_cache_usage(),
-            generated_tokens=self._generated,
+            generated_tokens=self.flights.generated,
         )
 
     async def generate(
@@ -239,14 +218,8 @@ class VllmEngine:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
-        if mine := self._end_aborted(request_ids):
+        if mine := self.flights.abort(request_ids):
             self._executor.call(lambda: self._core.abort_requests(mine))
-
-    def _end_aborted(self, request_ids: Sequence[str]) -> list[str]:
-        mine = [request_id for request_id in request_ids if request_id in self._flights]
-        for request_id in mine:
-            self._flights.pop(request_id).box.finish(request_id, reason=FINISH_ABORT)
-        return mine
 
     async def load_version(self, published: OpenedVersion, *, version: VersionId) -> LoadReport:
         """Verify, then replace the weights in place and drop what was computed with the old.
@@ -380,7 +353,7 @@ class VllmEngine:
         """End requests at once; their callers hear finish reason `abort`."""
         ids = list(request_ids)
         self._core.abort_requests(ids)
-        self._post(lambda: self._end_aborted(ids))
+        self._post(lambda: self.flights.abort(ids))
 
     def has_work(self) -> bool:
         """Return whether the core has requests."""
@@ -400,7 +373,7 @@ class VllmEngine:
     def _read_in_flight(self) -> None:
         """Take the tokens of batches in flight: they were made of what is changed next."""
         for outputs in stepping.drain(self._core):
-            self._post(partial(self._deliver, outputs, self.seats))
+            self._post(partial(self.flights.deliver, outputs, self.seats))
 
     def step(self) -> None:
         """Run one step and hand its outputs to the event loop."""
@@ -413,7 +386,7 @@ class VllmEngine:
             self._post(lambda: self._fail(failure))
             return
         if outputs:
-            self._post(partial(self._deliver, outputs, self.seats))
+            self._post(partial(self.flights.deliver, outputs, self.seats))
 
     def _post(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
@@ -426,7 +399,7 @@ class VllmEngine:
     ) -> EngineCoreRequest | None:
         """Check and register a request; None when nothing is left to generate."""
         prompt, sampling, one = request.prompt, request.sampling, request.request_id
-        if one in self._flights:
+        if one in self.flights:
             raise admission.refused(request, "this id is already running here")
         admission.check(request, model=self._model, max_model_len=self._config.max_model_len)
         if sampling.max_tokens <= len(prompt.generated):
@@ -434,10 +407,7 @@ class VllmEngine:
             box.finish(one, reason=FINISH_LENGTH)
             return None
         built = admission.build(request, model=self._model, at_us=self._clock.wall_us())
-        watcher = admission.watcher(request, texts=self._texts) if sampling.stop else None
-        pieces = self._texts.pieces(request) if sampling.texts else None
-        box.add_request(request)
-        self._flights[one] = _Flight(box, sampling, watcher, pieces, seat)
+        self.flights.add(request, box, seat=seat)
         return built
 
     def _submit(self, requests: Sequence[EngineCoreRequest], box: DeltaBox, *, seat: int) -> None:
@@ -456,47 +426,10 @@ class VllmEngine:
 
         self._executor.call(add).add_done_callback(added)
 
-    def _deliver(self, outputs: stepping.Outputs, seats: Mapping[int, Seat]) -> None:
-        for step in outputs.values():
-            version = stepping.version_of(step.weight_version)
-            for output in step.outputs:
-                flight = self._flights.get(output.request_id)
-                if flight is not None:
-                    used = seats[flight.seat] if flight.seat else None
-                    self._collect(output, flight, version=used.version if used else version)
-
-    def _collect(self, output: EngineCoreOutput, flight: _Flight, *, version: VersionId) -> None:
-        tokens, request_id = output.new_token_ids, output.request_id
-        stop = flight.watcher.feed(tokens) if flight.watcher is not None else None
-        kept = len(tokens) if stop is None else stop.kept
-        self._generated += kept
-        news = stepping.news_of(output, kept, asked=flight.sampling, pieces=flight.pieces)
-        flight.box.put(request_id, news, version=version)
-        if stop is not None:
-            self._end(request_id, flight, reason=FINISH_STOP, stop_reason=stop.text)
-            if output.finish_reason is None:
-                self._executor.call(lambda: self._core.abort_requests([request_id]))
-        elif output.finish_reason in FINISH:
-            stop_reason = "" if output.stop_reason is None else str(output.stop_reason)
-            reason = FINISH[output.finish_reason]
-            self._end(request_id, flight, reason=reason, stop_reason=stop_reason)
-        elif output.finish_reason is not None:
-            code = ErrorCode.BAD_REQUEST if flight.sampling.structured else ErrorCode.INTERNAL
-            cause = f"vLLM ended {request_id} with {output.finish_reason.name}"
-            if flight.sampling.structured:
-                cause = f"{cause}: structured_outputs have a grammar that cannot go on"
-            flight.box.fail(PlexError(code, cause))
-
-    def _end(self, request_id: str, flight: _Flight, *, reason: int, stop_reason: str) -> None:
-        del self._flights[request_id]
-        flight.box.finish(request_id, reason=reason, stop_reason=stop_reason)
-
     def _lose_rank(self) -> None:
         self._fail(internal("a tensor rank of vLLM died"))
 
     def _fail(self, error: PlexError) -> None:
         self._broken = error
         self._broke.set()
-        for flight in self._flights.values():
-            flight.box.fail(error)
-        self._flights.clear()
+        self.flights.fail(error)

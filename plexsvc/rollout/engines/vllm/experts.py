@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from plexsvc.errors import PlexError, bad_request
+
 
 def compute_unpacked() -> None:
     """Have engines of this process compute experts so; safe to repeat."""
@@ -44,14 +46,14 @@ def _apply(  # noqa: PLR0913, PLR0917 - the signature of vLLM
     """Write into `output[T, H]` what the experts `w1[E, 2I, H]`, `w2[E, H, I]` make of the tokens.
 
     Raises:
-        NotImplementedError: for what no model of ours asks for.
+        PlexError: `bad_request` for experts that are not computed here.
     """
     del global_num_experts, workspace13, workspace2, expert_tokens_meta
     others = (expert_map, a1q_scale, a2_scale, experts.w1_bias, experts.w2_bias)
     if any(x is not None for x in others) or apply_router_weight_on_input:
-        raise NotImplementedError("experts with biases, scales or a map are not computed on a CPU")
+        raise _refused("biases, scales, a map, or weights on their inputs")
     if activation.value != "silu":
-        raise NotImplementedError(f"experts with {activation.value} are not computed on a CPU")
+        raise _refused(f"the activation {activation.value}")
     output.zero_()
     for expert in topk_ids.unique().tolist():
         tokens, place = torch.where(topk_ids == expert)
@@ -59,3 +61,10 @@ def _apply(  # noqa: PLR0913, PLR0917 - the signature of vLLM
         made = linear(silu(gate) * up, w2[expert])
         shares = topk_weights[tokens, place, None].to(made.dtype)
         output.index_add_(0, tokens, (made * shares).to(output.dtype))
+
+
+def _refused(what: str) -> PlexError:
+    return bad_request(
+        f"the model's experts have {what}; on a CPU only plain ones with silu are computed; deploy "
+        "the rollout on a GPU"
+    )

@@ -206,8 +206,7 @@ class SeatEngine:
             return
         self._is_left = True
         engine, number = self._engine, self._number
-        mine = [name for name, flight in engine._flights.items() if flight.seat == number]
-        await engine.abort(mine)
+        await engine.abort(engine.flights.of_seat(number))
 
         def act(core: adapters.Core) -> None:
             adapters.remove(core, engine.seats[number])

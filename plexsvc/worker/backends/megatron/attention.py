@@ -13,6 +13,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from plexsvc.errors import PlexError, bad_request
 from plexsvc.worker.backends import packed
 from plexsvc.worker.backends.packed import Packing
 
@@ -39,12 +40,12 @@ class PackedAttention(MegatronModule):
         """Build it.
 
         Raises:
-            NotImplementedError: for attention that it does not compute.
+            PlexError: `bad_request` for attention that it does not compute.
         """
         del layer_number, pg_collection
         if attention_type != "self" or cp_comm_type is not None:
-            asked = f"{attention_type!r} attention with context parallelism {cp_comm_type!r}"
-            raise NotImplementedError(f"{asked}; self-attention chooses its own")
+            found = f"{attention_type!r} attention with context parallelism {cp_comm_type!r}"
+            raise _refused(found)
         _check_causal(attn_mask_type)
         super().__init__(config=config)
         self.scale = softmax_scale
@@ -64,11 +65,11 @@ class PackedAttention(MegatronModule):
         """Return attended values [T, N * D].
 
         Raises:
-            NotImplementedError: for a mask of its own, or a bias.
+            PlexError: `bad_request` for a mask of its own, or a bias.
         """
         _check_causal(attn_mask_type)
         if attention_mask is not None or attention_bias is not None:
-            raise NotImplementedError("attention takes neither a mask nor a bias; pack the batch")
+            raise _refused("attention with a mask of its own, or a bias")
         packing: Packing = packed_seq_params.packing
         shares = packing.shares
         heads = (t.transpose(0, 1)[None] for t in (query_TND, key_TGD, value_TGD))
@@ -93,7 +94,14 @@ class PackedAttention(MegatronModule):
 
 def _check_causal(mask: AttnMaskType) -> None:
     if mask is not AttnMaskType.causal:
-        raise NotImplementedError(f"attention with mask {mask}; only causal attention is computed")
+        raise _refused(f"attention with the mask {mask}")
+
+
+def _refused(found: str) -> PlexError:
+    return bad_request(
+        f"Megatron asks for {found}; computed is causal self-attention over packed sequences; "
+        "train a model whose layers need no other"
+    )
 
 
 class PackedParams(PackedSeqParams):
