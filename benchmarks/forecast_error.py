@@ -85,7 +85,7 @@ class Watch:
         """Count the cycle that ends now, or begin another stay."""
         group = planner.group_of(resident_id)
         mine = group.residents[resident_id]
-        lodgers = [planner.paces.lodger(one) for one in group.residents.values()]
+        lodgers = [one.lodger() for one in group.residents.values()]
         company = frozenset(one.demand.resident_id for one in group.on(mine.units))
         stay = self.stays.get(resident_id)
         if stay is not None and stay.company == company:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.profile import Demand, Lodger
 from plexsvc.scheduler.core.planning.ring import Taken, simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang
 
@@ -58,9 +58,9 @@ def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     if spot is None:
         return WhatIf(refusals=tuple(answers.reasons_for(planner, demand, now_us=now_us)))
     residents = [r for group in spot.groups for r in group.residents.values()]
-    there = list(map(planner.paces.lodger, residents))
+    there = [resident.lodger() for resident in residents]
     met = {r.demand.resident_id for r in spot.met()}
-    own = Lodger(resident_id=demand.resident_id, load=Load.of(demand), units=spot.units)
+    own = Lodger(resident_id=demand.resident_id, load=demand.load, units=spot.units)
     before = turned(there, now_us=now_us).slowdowns
     ring = simulate_insert(there, own, now_us=now_us)
     taken = ring.taken(own, why=spot.why, at_us=now_us)

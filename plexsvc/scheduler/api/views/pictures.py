@@ -140,7 +140,7 @@ def _group(look: _Look, planner: Planner, group: Group, *, kind: str) -> service
             )
             shown.shift_us = course.shift_us
         shown.place = look.lens.text("".join(place_of(planner, key, now_us=now_us)))
-        shown.measured_ppm = planner.paces.measured(key) or 0
+        shown.measured_ppm = resident.pace_ppm or 0
         shown.is_late = resident.is_late
         view.residents.append(shown)
     return view

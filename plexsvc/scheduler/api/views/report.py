@@ -92,7 +92,7 @@ def _slowdown(scheduler: LiveScheduler, use: service_pb2.JobUse, job_id: JobId) 
             continue
         group = planner.board.groups[planner.board.group_of[key]]
         use.predicted_ppm = max(use.predicted_ppm, planner.ring(group).slowdowns[key])
-        use.measured_ppm = max(use.measured_ppm, planner.paces.measured(key) or 0)
+        use.measured_ppm = max(use.measured_ppm, group.residents[key].pace_ppm or 0)
         use.bound_ppm = group.residents[key].demand.max_slowdown_ppm
 
 

@@ -163,17 +163,17 @@ def _plan(cluster: ClusterView, deployment: DeploymentEntry, *, now_us: int) -> 
     if key not in planner.board.group_of:
         return place_of(planner, key, now_us=now_us)
     group = planner.board.groups[planner.board.group_of[key]]
-    demand, measured = group.residents[key].demand, planner.paces.measured(key)
+    mine = group.residents[key]
     ratios = [
-        f"bound {_ratio(demand.max_slowdown_ppm)}",
+        f"bound {_ratio(mine.demand.max_slowdown_ppm)}",
         f"predicted {_ratio(planner.ring(group).slowdowns[key])}",
-        f"measured {_ratio(measured)}" if measured is not None else "not measured yet",
+        f"measured {_ratio(mine.pace_ppm)}" if mine.pace_ppm is not None else "not measured yet",
     ]
     company = f"shares its devices with {len(group.residents) - 1} others"
     facts = [f"{company}; slowdown: {', '.join(ratios)}", *place_of(planner, key, now_us=now_us)]
-    if demand.is_cold:
+    if mine.demand.is_cold:
         facts.append("its cycle is being profiled")
-    if group.residents[key].is_late:
+    if mine.is_late:
         facts.append("it is late: measured past its bound, so its group takes no further job")
     return facts
 

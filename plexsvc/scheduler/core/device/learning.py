@@ -200,7 +200,7 @@ def _observe(devices: Devices, wpg: Wpg, operation: Operation, *, own_us: int) -
     # Later cycles tell what changed since, not how wrong the record was.
     if pattern.cycles.num_cycles == 1:
         _judge_record(devices, deployment)
-    planned = planner.group_of(key).residents[key].demand.profile
+    planned = planner.board.resident(key).demand.profile
     has_drifted = pattern.cycles.num_cycles > 0 and _has_drifted(planned, pattern.cycles.profile)
     if news is not News.NOTHING or has_drifted:
         profile = replace(pattern.cycles.profile, switch_us=wpg.switch_cost_us or planned.switch_us)

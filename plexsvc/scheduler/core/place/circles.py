@@ -21,9 +21,7 @@ from plexsvc.ids import DeploymentId, JobId, NodeId, ResidentId, UnitId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.place import demands, sharing
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Search, Spot
-from plexsvc.scheduler.core.planning.profile import Load
 from plexsvc.scheduler.core.state import DeploymentEntry, Wpg
 from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault
@@ -152,7 +150,7 @@ def _has_training_place(
     met = barred.union(*(group.units for group in kept.values()))
     if board.rooms.has_gang(demand.num_units, without=met):
         return True
-    load, search = Load.of(demand), Search(copy(board), policy=planner.policy, paces=Paces())
+    search = Search(copy(board), policy=planner.policy)
     search.board.memory = memory = board.memory.emptied()
     for one in (r for group in kept.values() for r in group.residents.values()):
         memory.book(one.demand, one.units)
@@ -164,7 +162,7 @@ def _has_training_place(
         there = sorted({board.group_at[u] for u in gang if u in board.group_at} & kept.keys())
         spot = Spot(units=gang, groups=[kept[g] for g in there])
         # Whenever that is: without a time.
-        if not spot.groups or search.refusal(demand, load, spot, now_us=None) is None:
+        if not spot.groups or search.refusal(demand, spot, now_us=None) is None:
             return True
         is_guess = demand.is_cold or spot.is_probing
         if is_guess and not any(group.is_closed for group in spot.groups):  # refused for a while
@@ -177,7 +175,7 @@ def _has_training_place(
 def _without(placement: Placement, group: Group, stuck: Collection[JobId]) -> Group:
     """Return a group as it is when only the residents of `stuck` jobs are left."""
     left = {
-        resident_id: replace(resident, is_late=False)
+        resident_id: replace(resident, is_late=False, began_us=0, seen_us=None)
         for resident_id, resident in group.residents.items()
         if placement.deployments[DeploymentId(resident_id)].job_id in stuck
     }

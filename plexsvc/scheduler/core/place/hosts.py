@@ -91,10 +91,8 @@ def spread(placement: Placement, deployment: DeploymentEntry) -> None:
     being stopped has its own until it is forgotten.
     """
     board = placement.planner(deployment.device_kind).board
-    group_id = board.group_of.get(deployment.resident_id)
-    home = (
-        () if group_id is None else board.groups[group_id].residents[deployment.resident_id].units
-    )
+    key = deployment.resident_id
+    home = board.resident(key).units if key in board.group_of else ()
     mine = [w for w in placement.wpgs.values() if w.deployment_id == deployment.deployment_id]
     at_home = [w for w in mine if tuple(place.unit for place in w.places) == home]
     by_host = Counter[str]()

@@ -32,7 +32,7 @@ def why(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
 
 def why_stays(planner: Planner, resident_id: ResidentId, *, now_us: int) -> str:
     """Say what a placed job finds elsewhere: why it is not rehomed."""
-    resident = planner.group_of(resident_id).residents[resident_id]
+    resident = planner.board.resident(resident_id)
     facts = reasons_for(
         planner, resident.demand, barred=resident.units, without=resident_id, now_us=now_us
     )
@@ -48,8 +48,7 @@ def reasons_for(
     now_us: int,
 ) -> list[str]:
     """Say place by place why a job is not there; `without` is itself, if it is placed."""
-    search, load = planner.search, planner.search.load_of(demand)
-    kept = planner.kept.barred(demand, now_us=now_us)
+    search, kept = planner.search, planner.kept.barred(demand, now_us=now_us)
     left = search.being_left(demand)
     barred = {*barred, *kept, *left}
     board, num_units = planner.board, demand.num_units
@@ -68,7 +67,7 @@ def reasons_for(
     counts: dict[str, int] = {}
     full = dict.fromkeys(board.memory.without_room(list(board.idle), demand))
     for spot in search.joining(demand, groups, barred=barred):
-        why_not = search.refusal(demand, load, spot, without=without, now_us=now_us)
+        why_not = search.refusal(demand, spot, without=without, now_us=now_us)
         reason = why_not or "may be joined"
         counts[reason] = counts.get(reason, 0) + 1
         if reason == NO_ROOM:

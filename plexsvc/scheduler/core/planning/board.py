@@ -13,7 +13,7 @@ from dataclasses import replace
 from plexsvc.ids import ResidentId, TenantId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group, Resident, connected
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
-from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, Demand, Load, Profile
+from plexsvc.scheduler.core.planning.profile import NOBODY, PPM, Demand, Profile
 from plexsvc.scheduler.core.planning.rooms import Gang, Rooms, UnitRoom
 from plexsvc.scheduler.core.planning.shares import HOST, Shares
 
@@ -167,6 +167,10 @@ class Board:
         met = sorted({self.group_at[n] for n in units if n in self.group_at})
         return [self.groups[group_id] for group_id in met]
 
+    def resident(self, resident_id: ResidentId) -> Resident:
+        """Return a job that lives on the board."""
+        return self.groups[self.group_of[resident_id]].residents[resident_id]
+
     def open_group(self, units: Sequence[UnitId]) -> Group:
         """Make a group of units that are in none."""
         assert units, "a group has units"
@@ -188,15 +192,13 @@ class Board:
     def commit(self, group: Group, demand: Demand, *, units: Gang | None = None) -> None:
         """Let a job live on units of a group (all of them by default)."""
         assert demand.resident_id not in self.group_of, demand.resident_id
-        group.residents[demand.resident_id] = Resident(
-            demand=demand,
-            units=units or group.units,
-            load=Load.of(demand),
-            booked_ppm=demand.profile.duty_ppm,
+        resident = Resident(
+            demand=demand, units=units or group.units, booked_ppm=demand.profile.duty_ppm
         )
+        group.residents[demand.resident_id] = resident
         self.group_of[demand.resident_id] = group.group_id
         group.duty_ppm += demand.profile.duty_ppm
-        self._book(group.residents[demand.resident_id], 1)
+        self._book(resident, 1)
         group.see_uniform()
 
     def remove(self, resident_id: ResidentId) -> list[Group]:
@@ -224,12 +226,10 @@ class Board:
         if demand.is_cold:
             resident.booked_ppm = 0  # what was guessed says nothing: it is the one that may move
         self._book(resident, 1)
-        resident.load = Load.of(resident.demand)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's state has on each of its units."""
-        group = self.groups[self.group_of[resident_id]]
-        resident = group.residents[resident_id]
+        resident = self.resident(resident_id)
         self._book(resident, -1)
         resident.demand = replace(resident.demand, state_bytes=state_bytes)
         self._book(resident, 1)
@@ -239,10 +239,11 @@ class Board:
 
         Returns what is left of the group it left. Its units may be part of the new ones.
         """
-        demand = self.groups[self.group_of[resident_id]].residents[resident_id].demand
+        before = self.resident(resident_id)
         left = self.remove(resident_id)
-        group = self.gather(units)
-        self.commit(group, demand, units=tuple(units))
+        self.commit(self.gather(units), before.demand, units=tuple(units))
+        moved = self.resident(resident_id)
+        moved.began_us, moved.seen_us = before.began_us, before.seen_us
         return left
 
     def cordon(self, unit_id: UnitId) -> None:
@@ -336,7 +337,7 @@ class Board:
         for at, (units, jobs) in enumerate(pieces):
             piece = group if at == 0 else self._new_group(self.rooms.in_order(units))
             piece.residents = {j: r for j, r in residents.items() if j in jobs}
-            piece.duty_ppm = sum(r.load.duty_ppm for r in piece.residents.values())
+            piece.duty_ppm = sum(r.demand.load.duty_ppm for r in piece.residents.values())
             if at == 0:
                 self._span(piece, units)
             self.group_of.update(dict.fromkeys(piece.residents, piece.group_id))

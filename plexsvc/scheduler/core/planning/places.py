@@ -7,19 +7,17 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
-from types import MappingProxyType
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.policies import Policy, Preference
-from plexsvc.scheduler.core.planning.profile import PPM, Demand, Load, Lodger
+from plexsvc.scheduler.core.planning.profile import PPM, Demand, Lodger
 from plexsvc.scheduler.core.planning.ring import simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang
 
@@ -84,21 +82,10 @@ NO_ROOM: Final = "no room for it in host memory"
 class Search:
     """The search for a place on one board by one policy: who takes a job, and which is best."""
 
-    def __init__(
-        self,
-        board: Board,
-        *,
-        policy: Policy,
-        paces: Paces,
-        waiting: Mapping[ResidentId, Demand] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, board: Board, *, policy: Policy) -> None:
         """Search `board` by `policy`."""
         self.board = board
         self.policy = policy
-        self.paces = paces
-        self.waiting = waiting
-        self.loads: dict[ResidentId, Load] = {}
-        """Loads of those that wait, worked out once."""
 
     def spot_for(
         self,
@@ -143,8 +130,7 @@ class Search:
         now_us: int,
     ) -> list[Spot]:
         """Return the places in some groups that take a job."""
-        load = self.load_of(demand)
-        open_ones = [group for group in groups if not self.is_full(group, demand, load)]
+        open_ones = [group for group in groups if not self.is_full(group, demand)]
         there = self.joining(demand, open_ones, barred=barred)
         return self.within_bounds(demand, there, without=without, now_us=now_us)
 
@@ -157,13 +143,12 @@ class Search:
         now_us: int,
     ) -> list[Spot]:
         """Return those of some places that take a job within everyone's bounds."""
-        ask = partial(self.refusal, demand, self.load_of(demand), without=without, now_us=now_us)
+        ask = partial(self.refusal, demand, without=without, now_us=now_us)
         return [spot for spot in spots if ask(spot) is None]
 
     def refusal(
         self,
         demand: Demand,
-        load: Load,
         spot: Spot,
         *,
         without: ResidentId = NOBODY,
@@ -182,7 +167,7 @@ class Search:
         is_return = demand.lost_place > 0 and all(
             lived_with(demand, r, group) for group in spot.groups for r in group.on(spot.units)
         )
-        full = self._why_full(spot.crowd(), load, is_return=is_return)
+        full = self._why_full(spot.crowd(), demand, is_return=is_return)
         if full is not None:
             return full
         if not self.board.memory.holds(spot.units, demand):
@@ -191,44 +176,46 @@ class Search:
         if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
             return None
         company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
-        there = [self.paces.lodger(r) for r in company if r.demand.resident_id != without]
-        new = Lodger(resident_id=demand.resident_id, load=load, units=spot.units)
+        there = [r.lodger() for r in company if r.demand.resident_id != without]
+        new = Lodger(resident_id=demand.resident_id, load=demand.load, units=spot.units)
         slowdowns = simulate_insert(there, new, now_us=now_us or 0).slowdowns
         spot.cost_ppm = sum(slowdowns.values())
         is_late = policy.is_bounded and _is_beyond([*there, new], slowdowns, policy=policy)
-        is_late = is_late or self._ends_late(demand, load, spot, without=without, now_us=now_us)
+        is_late = is_late or self._ends_late(demand, spot, without=without, now_us=now_us)
         return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
-    def is_full(self, group: Group, demand: Demand, load: Load) -> bool:
+    def is_full(self, group: Group, demand: Demand) -> bool:
         """Return whether all of a group refuses a job by its sums, told without a place."""
         if not group.is_uniform or demand.lost_place:
             return False
         crowd = Crowd(len(group.residents), group.duty_ppm)
-        return self._why_full(crowd, load, is_return=False) is not None
+        return self._why_full(crowd, demand, is_return=False) is not None
 
-    def _why_full(self, crowd: Crowd, load: Load, *, is_return: bool) -> str | None:
+    def _why_full(self, crowd: Crowd, demand: Demand, *, is_return: bool) -> str | None:
         if crowd.num_jobs >= self.policy.max_jobs:
             return f"holds {self.policy.max_jobs} jobs (max_jobs)"
         cap_ppm = PPM if is_return else self.policy.duty_cap_ppm
-        if crowd.duty_ppm + load.duty_ppm > cap_ppm:
+        if crowd.duty_ppm + demand.load.duty_ppm > cap_ppm:
             return f"duty would pass {cap_ppm / PPM:.0%} (duty_cap)"
         return None
 
     def _ends_late(
-        self, demand: Demand, load: Load, spot: Spot, *, without: ResidentId, now_us: int | None
+        self, demand: Demand, spot: Spot, *, without: ResidentId, now_us: int | None
     ) -> bool:
         """Return whether someone's run may end too late; note what that costs, too.
 
         Runs of one cycle that are not expected to meet cost each other nothing, but rollouts vary:
         the bound counts them as if they did.
         """
-        own, do_meet, costs = None, False, []
+        load, own, do_meet, costs = demand.load, None, False, []
         if now_us is not None:
-            own = self.paces.last_burst(demand, now_us=now_us)
+            is_placed = demand.resident_id in self.board.group_of
+            began_us = self.board.resident(demand.resident_id).began_us if is_placed else now_us
+            own = demand.last_burst(began_us=began_us)
         for resident in spot.met(without=without):
-            one, other = resident.load, None
-            if own is not None and now_us is not None:
-                other = self.paces.last_burst(resident.demand, now_us=now_us)
+            one, other = resident.demand.load, None
+            if own is not None:
+                other = resident.demand.last_burst(began_us=resident.began_us)
             costs.append((one, one.last_ppm(load)))
             if own is not None and other is not None:
                 if own[0] >= other[1] or other[0] >= own[1]:
@@ -248,8 +235,7 @@ class Search:
             return False
         if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
             return True
-        known = (r for r in group.residents.values() if not r.demand.is_cold)
-        lodgers = list(map(self.paces.lodger, known))
+        lodgers = [r.lodger() for r in group.residents.values() if not r.demand.is_cold]
         return _is_beyond(lodgers, turned(lodgers).slowdowns, policy=policy)
 
     def has_whole(self, demand: Demand, *, barred: Barred = ()) -> bool:
@@ -326,15 +312,6 @@ class Search:
         cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
         free_ppm = cap_ppm - demand.profile.duty_ppm
         return {u for u, more_ppm in there.items() if more_ppm + self.board.duty_on(u) > free_ppm}
-
-    def load_of(self, demand: Demand) -> Load:
-        """Return the load of a job's cycle, worked out once while it waits."""
-        if self.waiting.get(demand.resident_id) is not demand:
-            return Load.of(demand)
-        load = self.loads.get(demand.resident_id)
-        if load is None:
-            load = self.loads[demand.resident_id] = Load.of(demand)
-        return load
 
     def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
         """Return idle units whose hosts have room for a job's state; None without such."""

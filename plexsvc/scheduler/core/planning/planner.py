@@ -15,7 +15,6 @@ from typing import Final
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group, Resident
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import Barred, Search, Spot, lived_with
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import Demand, Profile
@@ -49,10 +48,9 @@ class Planner:
         """Plan on `board`; `noun` is what its units are called in reasons."""
         self.board = board
         self.policy = policy
-        self.paces = Paces()
         self.waiting: dict[ResidentId, Demand] = {}
-        self.search = Search(board, policy=policy, paces=self.paces, waiting=self.waiting)
-        self.kept = Kept(board, policy=policy, paces=self.paces, waiting=self.waiting)
+        self.search = Search(board, policy=policy)
+        self.kept = Kept(board, policy=policy, waiting=self.waiting)
         self.noun = noun
         self.taken: dict[ResidentId, Taken] = {}
         """Of residents that were put among others: what they got, and why there."""
@@ -76,7 +74,6 @@ class Planner:
         resident_id = demand.resident_id
         needed_us = self.waiting[resident_id].profile.busy_us
         self.waiting[resident_id] = demand
-        self.search.loads.pop(resident_id, None)
         if demand.profile.busy_us < needed_us:
             self.ask_again(resident_id)
 
@@ -93,7 +90,6 @@ class Planner:
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
         self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)
-        self.search.loads.pop(resident_id, None)
         self._unseen.discard(resident_id)
         self._queue_news = True
         if resident_id in self.kept.reservations:
@@ -101,12 +97,11 @@ class Planner:
 
     def remove(self, resident_id: ResidentId) -> None:
         """Take a placed job off; what it held is offered to those who wait at the next `admit`."""
-        resident = self.group_of(resident_id).residents[resident_id]
+        resident = self.board.resident(resident_id)
         for group in self.board.remove(resident_id):
             self.touch(group.group_id)
         if resident.demand.host_bytes:
             self.look_at([self.board.rooms[unit_id].host for unit_id in resident.units])
-        self.paces.forget(resident_id)
         self.taken.pop(resident_id, None)
 
     def lose(self, resident_id: ResidentId, *, now_us: int) -> int:
@@ -138,11 +133,10 @@ class Planner:
         """
         group = self.group_of(resident_id)
         resident = group.residents[resident_id]
-        demand = resident.demand
-        pace = self.paces.note(demand, at_us, alone_us=alone_us)
-        if pace is None:
+        resident.note_phase(at_us, alone_us=alone_us)
+        if resident.pace_ppm is None:
             return
-        if pace > demand.max_slowdown_ppm:
+        if resident.pace_ppm > resident.demand.max_slowdown_ppm:
             resident.is_late = True
         elif resident.is_late:
             resident.is_late = False
@@ -155,14 +149,15 @@ class Planner:
         and is to be relieved.
         """
         self.board.relearn(resident_id, profile)
-        self.paces.restart(resident_id)
+        # Its pace was over another cycle.
+        self.board.resident(resident_id).pace_ppm = None
         group_id = self.board.group_of[resident_id]
         self._relearned[group_id] = None
         self.touch(group_id)
 
     def resize(self, resident_id: ResidentId, state_bytes: int) -> None:
         """Note how many bytes a resident's parked state has on each of its units."""
-        resident = self.group_of(resident_id).residents[resident_id]
+        resident = self.board.resident(resident_id)
         if state_bytes < resident.demand.state_bytes:
             self.look_at([self.board.rooms[unit_id].host for unit_id in resident.units])
         self.board.resize(resident_id, state_bytes)
@@ -302,7 +297,7 @@ class Planner:
         no place. Whoever has to leave may take a part of a larger group also while groups of its
         size are full.
         """
-        resident = self.group_of(resident_id).residents[resident_id]
+        resident = self.board.resident(resident_id)
         demand, barred = resident.demand, set(resident.units)
         if onto is None:
             barred |= self.kept.units() | self.search.being_left(demand)
@@ -363,7 +358,7 @@ class Planner:
             demand,
             groups,
             barred=kept,
-            now_us=self.paces.began_us(demand.resident_id, default_us=0),
+            now_us=self.board.resident(demand.resident_id).began_us,
         )
         spot = self.search.best(demand, spots)
         if spot is None and onto_idle is not None:
@@ -449,7 +444,7 @@ class Planner:
         self.board.commit(group, demand, units=spot.units)
         if demand.resident_id in self.waiting:
             self.withdraw(demand.resident_id)
-        self.paces.begin(demand.resident_id, now_us=now_us)
+        self.board.resident(demand.resident_id).began_us = now_us
         self._note_taken(demand.resident_id, why=spot.why, now_us=now_us)
         return Placed(
             resident_id=demand.resident_id,
@@ -468,16 +463,15 @@ class Planner:
         others = [r for r in group.residents.values() if r is not mine]
         if not mine.demand.is_cold:  # else all it goes by are guesses
             others = [r for r in others if not r.demand.is_cold]
-        new, there = self.paces.lodger(mine), list(map(self.paces.lodger, others))
-        ring = simulate_insert(there, new, now_us=now_us)
+        new = mine.lodger()
+        ring = simulate_insert((r.lodger() for r in others), new, now_us=now_us)
         self.taken[resident_id] = ring.taken(new, why=why, at_us=now_us)
 
     def move(
         self, resident_id: ResidentId, units: Gang, *, why: str = "as ordered", now_us: int
     ) -> None:
         """Let a placed job live on other units."""
-        self.paces.restart(resident_id)
-        before = self.group_of(resident_id).residents[resident_id]
+        before = self.board.resident(resident_id)
         left = self.board.move(resident_id, units)
         # There it runs on until it has arrived.
         gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
@@ -492,4 +486,4 @@ class Planner:
 
     def ring(self, group: Group, *, now_us: int = 0) -> Ring:
         """Return what the jobs of a group are predicted to do from now on."""
-        return turned(list(map(self.paces.lodger, group.residents.values())), now_us=now_us)
+        return turned([r.lodger() for r in group.residents.values()], now_us=now_us)

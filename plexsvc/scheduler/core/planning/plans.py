@@ -98,7 +98,7 @@ def relieve(planner: Planner, *, is_busy: IsBusy, now_us: int) -> list[Move]:
         group.looked_us = now_us
         if group.group_id in taken:
             continue
-        names = [name for name in _worst_first(planner, group) if not is_busy(name)]
+        names = [name for name in _worst_first(group) if not is_busy(name)]
         leaving = [group.residents[name].demand for name in names]
         found = (_move(planner, one, group, taken, onto_idle=claimed) for one in leaving)
         move = next((one for one in found if one is not None), None)
@@ -109,12 +109,12 @@ def relieve(planner: Planner, *, is_busy: IsBusy, now_us: int) -> list[Move]:
     return moves
 
 
-def _worst_first(planner: Planner, group: Group) -> list[ResidentId]:
+def _worst_first(group: Group) -> list[ResidentId]:
     def cost(resident_id: ResidentId) -> tuple[int, int, int, ResidentId]:
         resident = group.residents[resident_id]
-        others = [r for j, r in group.residents.items() if j != resident_id]
-        sum_ppm = sum(turned(list(map(planner.paces.lodger, others))).slowdowns.values())
-        return -resident.grew_ppm, sum_ppm, -resident.load.duty_ppm, resident_id
+        others = [r.lodger() for j, r in group.residents.items() if j != resident_id]
+        sum_ppm = sum(turned(others).slowdowns.values())
+        return -resident.grew_ppm, sum_ppm, -resident.demand.load.duty_ppm, resident_id
 
     return sorted(group.residents, key=cost)
 
@@ -133,7 +133,7 @@ def _empty(
         moves.append(move)
         going.add(move.to_group)
         cost += demand.state_bytes * SECOND_US // max(1, link_bytes_s) * len(move.units)
-        lasts_us = max(lasts_us, planner.paces.remaining_us(demand, now_us=now_us))
+        lasts_us = max(lasts_us, resident.remaining_us(now_us))
     # Both sides are microseconds of units: idle ones gained, and those that moves take.
     return moves if lasts_us * group.size >= GAIN_OVER_COST * cost else []
 

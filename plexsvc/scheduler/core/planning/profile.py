@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from plexsvc.ids import ResidentId, TenantId, UnitId
@@ -121,7 +122,7 @@ SYNC_PHASE: Final = "sync"
 """The phase that publishes weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Demand:
     """What a job asks of placement."""
 
@@ -165,6 +166,23 @@ class Demand:
     lost_place: int = 0
     """The group in which it was placed before it lost a node; 0: it was not. It goes before others
     of its priority."""
+
+    @cached_property
+    def load(self) -> Load:
+        """Return the load of its cycle, worked out once."""
+        return Load.of(self)
+
+    def last_burst(self, *, began_us: int) -> tuple[int, int] | None:
+        """Return when a run of one cycle is expected to train, its switch included.
+
+        None of a run without slack or of more cycles. No slack hides a wait of a run's last burst,
+        and such a run has no other. It begins with its rollout and ends with its burst.
+        """
+        profile = self.profile
+        if self.expected_steps != 1 or not profile.slack_us:
+            return None
+        end_us = began_us + profile.period_us
+        return end_us - profile.busy_us - profile.switch_us, end_us
 
     @property
     def host_bytes(self) -> int:

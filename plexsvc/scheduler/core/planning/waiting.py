@@ -20,7 +20,6 @@ from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.places import lived_with
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US, Demand
@@ -152,13 +151,10 @@ class Reservation:
 class Kept:
     """What is kept for whom on one board."""
 
-    def __init__(
-        self, board: Board, *, policy: Policy, paces: Paces, waiting: dict[ResidentId, Demand]
-    ) -> None:
+    def __init__(self, board: Board, *, policy: Policy, waiting: dict[ResidentId, Demand]) -> None:
         """Keep units of `board` by `policy` for some of `waiting`."""
         self.board = board
         self.policy = policy
-        self.paces = paces
         self.waiting = waiting
         self.reservations: dict[ResidentId, Reservation] = {}
         """Units kept for blocked jobs: for one that waits, and for those that lost their places.
@@ -241,7 +237,7 @@ class Kept:
                 continue
             free_us.update(dict.fromkeys(group.units, 0))
             for resident in group.residents.values():
-                left_us = self.paces.remaining_us(resident.demand, now_us=now_us)
+                left_us = resident.remaining_us(now_us)
                 left_us = 0 if lived_with(demand, resident, group) else left_us
                 for unit_id in resident.units:
                     free_us[unit_id] = max(free_us[unit_id], left_us)

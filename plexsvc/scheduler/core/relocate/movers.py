@@ -288,7 +288,7 @@ def _book_as_it_is(devices: Devices) -> None:
             continue
         planner, key = demands.planner_of(placement, deployment)
         units = tuple(place.unit for place in wpg.places)
-        if planner.group_of(key).residents[key].units != units:
+        if planner.board.resident(key).units != units:
             planner.move(key, units, why="it had not left yet", now_us=devices.now_us)
             hosts.spread(placement, deployment)
             _try_later(devices, deployment)

@@ -280,7 +280,7 @@ def test_a_job_that_pauses_by_itself_is_not_late_and_its_group_stays_open() -> N
     deployment = cluster.deployments[DeploymentId("a/actor")]
     planner, key = demands.planner_of(cluster.placement, deployment)
     assert not planner.group_of(key).late
-    assert (planner.paces.measured(key) or 0) < 1_100_000
+    assert (planner.board.resident(key).pace_ppm or 0) < 1_100_000
 
 
 def beside_rollout(world: FakeWorld, *, wait_us: int) -> Profile:

@@ -20,7 +20,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.planners import GUESS
 from plexsvc.scheduler.core.planning.plans import relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, Policy
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Load, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
 
@@ -241,9 +241,9 @@ def test_a_full_group_is_asked_once_for_a_waiting_cold_job(
     asked: list[str] = []
     is_full = Search.is_full
 
-    def asking(self: Search, group: Group, demand: Demand, load: Load) -> bool:
+    def asking(self: Search, group: Group, demand: Demand) -> bool:
         asked.append(demand.resident_id)
-        return is_full(self, group, demand, load)
+        return is_full(self, group, demand)
 
     monkeypatch.setattr(Search, "is_full", asking)
     planner.touch(planner.board.group_of[ResidentId("in-3")])
@@ -347,7 +347,7 @@ def test_what_if_says_where_a_job_would_go_what_it_costs_whom_and_changes_nothin
     assert (meeting.resident_id, meeting.before_ppm) == ("one", 1_000_000)
     assert meeting.after_ppm >= meeting.before_ppm
     assert shape(planner) == shape(before)
-    assert planner.paces.measured(ResidentId("one")) == 1_000_000
+    assert planner.board.resident(ResidentId("one")).pace_ppm == 1_000_000
     planner.submit(demand("new", busy=20))
     (placed,) = planner.admit(180 * SECOND_US)
     assert placed.units == answer.units

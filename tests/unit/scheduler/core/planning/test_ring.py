@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.api.views.newcomer import what_if
-from plexsvc.scheduler.core.planning.paces import Paces
 from plexsvc.scheduler.core.planning.planner import Placed, Planner
 from plexsvc.scheduler.core.planning.profile import (
     PPM,
@@ -131,15 +130,15 @@ def test_a_run_of_one_cycle_is_protected_from_newcomers_too() -> None:
 
 
 def test_only_runs_of_one_cycle_with_slack_end_in_their_only_burst() -> None:
-    one, seen = bursts("one", (0, 20), steps=1), Paces()
+    one = bursts("one", (0, 20), steps=1)
     assert one.profile.mode is Mode.ASYNC1
     end_us = 7 * SECOND_US + one.profile.period_us
-    assert seen.last_burst(one, now_us=7 * SECOND_US) == (
+    assert one.last_burst(began_us=7 * SECOND_US) == (
         end_us - 20 * SECOND_US - one.profile.switch_us,
         end_us,
     )
-    assert seen.last_burst(bursts("two", (0, 20), steps=2), now_us=0) is None
-    assert seen.last_burst(bursts("any", (0, 20)), now_us=0) is None
+    assert bursts("two", (0, 20), steps=2).last_burst(began_us=0) is None
+    assert bursts("any", (0, 20)).last_burst(began_us=0) is None
 
 
 @pytest.mark.parametrize(("after_s", "takes"), [(0, False), (10, False), (20, True), (50, True)])
@@ -156,9 +155,10 @@ def test_a_run_of_one_cycle_joins_another_that_trains_at_another_time(
 def test_a_run_that_moves_ends_as_long_after_its_start_as_before() -> None:
     planner = live(a=2)
     one = bursts("one", (0, 20), steps=1)
-    admit(planner, one)
-    before = planner.paces.last_burst(one, now_us=0)
-    assert planner.paces.last_burst(one, now_us=50 * SECOND_US) == before
+    planner.submit(one)
+    planner.admit(7 * SECOND_US)
+    planner.move(one.resident_id, (UnitId("a:1"),), now_us=50 * SECOND_US)
+    assert planner.board.resident(one.resident_id).began_us == 7 * SECOND_US
 
 
 def regular(name: str, *, period: int, busy: int, jitter_ppm: int = 20_000) -> Demand:
