@@ -340,19 +340,14 @@ class Planner:
         self,
         demand: Demand,
         *,
-        other_than: int,
-        taken: Collection[int],
+        barred: Collection[int],
         onto_idle: Collection[UnitId] | None = None,
     ) -> Spot | None:
-        """Return the place a placed job could move to, in a group to which nobody moves yet.
+        """Return the place a placed job could move to, in a group that is not barred.
 
         With `onto_idle`, also on idle units that are not among these.
         """
-        groups = [
-            group
-            for group in self.search.whole_groups(demand)
-            if group.group_id != other_than and group.group_id not in taken
-        ]
+        groups = [g for g in self.search.whole_groups(demand) if g.group_id not in barred]
         kept = self.kept.units() | self.search.being_left(demand)
         spots = self.search.that_take(
             demand,

@@ -10,18 +10,15 @@ One look takes a few groups, so that the core goes on: those that were looked at
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.groups import Group
+from plexsvc.scheduler.core.planning.places import Spot
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
+from plexsvc.scheduler.core.planning.profile import SECOND_US
 from plexsvc.scheduler.core.planning.ring import turned
-from plexsvc.scheduler.core.planning.rooms import Gang
-
-NEW_GROUP: Final = 0
 
 GAIN_OVER_COST: Final = 3
 """How many times its charge a repacking must gain."""
@@ -39,18 +36,6 @@ IsBusy = Callable[[ResidentId], bool]
 """Whether a job stays where it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A job that goes to another group."""
-
-    resident_id: ResidentId
-    to_group: int
-    """`NEW_GROUP`: to idle units."""
-
-    units: Gang
-    """The units of that group it will use."""
-
-
 def lacking(planner: Planner) -> int:
     """Return how many units somebody who waits lacks at most."""
     idle = len(planner.board.idle)
@@ -59,12 +44,12 @@ def lacking(planner: Planner) -> int:
 
 def empty(
     planner: Planner, *, wanted: int, is_busy: IsBusy, link_bytes_s: int, now_us: int
-) -> list[Move]:
-    """Return moves that empty groups until so many units are free; who is busy stays.
+) -> dict[ResidentId, Spot]:
+    """Return which jobs go where, so that groups are emptied until so many units are free.
 
-    The least busy groups are tried first.
+    The least busy groups are tried first; who is busy stays.
     """
-    moves: list[Move] = []
+    moves: dict[ResidentId, Spot] = {}
     taken: set[int] = set()
     groups = sorted(
         (g for g in planner.board.groups.values() if not g.is_probing),
@@ -78,34 +63,38 @@ def empty(
             continue
         found = _empty(planner, group, taken, link_bytes_s=link_bytes_s, now_us=now_us)
         if found:
-            moves.extend(found)
-            taken.update([group.group_id, *(move.to_group for move in found)])
+            moves |= found
+            taken.add(group.group_id)
+            taken.update(met.group_id for spot in found.values() for met in spot.groups)
             wanted -= group.size
     return moves
 
 
-def relieve(planner: Planner, *, is_busy: IsBusy, now_us: int) -> list[Move]:
-    """Return moves that help groups that are over their bounds, one of each.
+def relieve(planner: Planner, *, is_busy: IsBusy, now_us: int) -> dict[ResidentId, Spot]:
+    """Return which jobs go where to help groups that are over their bounds, one of each.
 
     The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
     without which the others' predicted slowdowns sum to least, of equals the busiest. A group that
     nobody can leave stays closed to further jobs.
     """
-    moves: list[Move] = []
+    moves: dict[ResidentId, Spot] = {}
     taken: set[int] = set()
     claimed: set[UnitId] = set()
     for group in sorted(planner.in_trouble(), key=lambda g: g.looked_us)[:MAX_RELIEVED]:
         group.looked_us = now_us
         if group.group_id in taken:
             continue
-        names = [name for name in _worst_first(group) if not is_busy(name)]
-        leaving = [group.residents[name].demand for name in names]
-        found = (_move(planner, one, group, taken, onto_idle=claimed) for one in leaving)
-        move = next((one for one in found if one is not None), None)
-        if move is not None:
-            moves.append(move)
-            claimed.update(move.units)
-            taken.add(move.to_group)
+        barred = {*taken, group.group_id}
+        for name in _worst_first(group):
+            demand = group.residents[name].demand
+            if is_busy(name):
+                continue
+            spot = planner.best_spot(demand, barred=barred, onto_idle=claimed)
+            if spot is not None:
+                moves[name] = spot
+                claimed.update(spot.units)
+                taken.update(met.group_id for met in spot.groups)
+                break
     return moves
 
 
@@ -121,37 +110,18 @@ def _worst_first(group: Group) -> list[ResidentId]:
 
 def _empty(
     planner: Planner, group: Group, taken: Collection[int], *, link_bytes_s: int, now_us: int
-) -> list[Move]:
-    """Return the moves of all jobs of a group, each to another one; none if that does not pay."""
-    moves: list[Move] = []
-    going, cost, lasts_us = set(taken), 0, 0
+) -> dict[ResidentId, Spot]:
+    """Return where all jobs of a group go, each to another one; nothing if that does not pay."""
+    moves: dict[ResidentId, Spot] = {}
+    going, cost, lasts_us = {*taken, group.group_id}, 0, 0
     for resident in group.residents.values():
         demand = resident.demand
-        move = _move(planner, demand, group, going)
-        if move is None:
-            return []
-        moves.append(move)
-        going.add(move.to_group)
-        cost += demand.state_bytes * SECOND_US // max(1, link_bytes_s) * len(move.units)
+        spot = planner.best_spot(demand, barred=going)
+        if spot is None:
+            return {}
+        moves[demand.resident_id] = spot
+        going.update(met.group_id for met in spot.groups)
+        cost += demand.state_bytes * SECOND_US // max(1, link_bytes_s) * len(spot.units)
         lasts_us = max(lasts_us, resident.remaining_us(now_us))
     # Both sides are microseconds of units: idle ones gained, and those that moves take.
-    return moves if lasts_us * group.size >= GAIN_OVER_COST * cost else []
-
-
-def _move(
-    planner: Planner,
-    demand: Demand,
-    group: Group,
-    taken: Collection[int],
-    *,
-    onto_idle: Collection[UnitId] | None = None,
-) -> Move | None:
-    """Return the move of a job out of a group, to one nobody moves to yet; None without such."""
-    spot = planner.best_spot(demand, other_than=group.group_id, taken=taken, onto_idle=onto_idle)
-    if spot is None:
-        return None
-    return Move(
-        resident_id=demand.resident_id,
-        to_group=spot.groups[0].group_id if spot.groups else NEW_GROUP,
-        units=spot.units,
-    )
+    return moves if lasts_us * group.size >= GAIN_OVER_COST * cost else {}

@@ -11,7 +11,7 @@ while.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -27,6 +27,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.life import deployments
 from plexsvc.scheduler.core.place import demands, hosts, placing, reasons, sharing
 from plexsvc.scheduler.core.planning import plans
+from plexsvc.scheduler.core.planning.places import Spot
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
 from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -150,10 +151,10 @@ def _empty_groups(lives: Lives, planner: Planner, *, wanted: int) -> None:
     _carry_out(lives, moves, reason="its group is emptied into others")
 
 
-def _carry_out(lives: Lives, moves: Iterable[plans.Move], *, reason: str) -> None:
-    for move in moves:
-        deployment = lives.deployments[DeploymentId(move.resident_id)]
-        _send_to(lives, deployment, move.units, reason=reason)
+def _carry_out(lives: Lives, moves: Mapping[ResidentId, Spot], *, reason: str) -> None:
+    for resident_id, spot in moves.items():
+        deployment = lives.deployments[DeploymentId(resident_id)]
+        _send_to(lives, deployment, spot.units, reason=reason)
 
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:

@@ -220,7 +220,7 @@ def test_a_cold_job_that_turns_out_not_to_fit_is_the_one_that_moves() -> None:
     planner.move(ResidentId("cold"), (UnitId("a:0"),), now_us=0)
     planner.learned(ResidentId("cold"), demand("x", busy=25).profile)
     moves = relieve(planner, is_busy=lambda _: False, now_us=0)
-    assert [(move.resident_id, move.units) for move in moves] == [("cold", ("a:1",))]
+    assert [(name, spot.units) for name, spot in moves.items()] == [("cold", ("a:1",))]
 
 
 def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
+from plexsvc.scheduler.core.planning.places import Spot
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.plans import (
-    NEW_GROUP,
-    Move,
-    empty,
-    lacking,
-    relieve,
-)
+from plexsvc.scheduler.core.planning.plans import empty, lacking, relieve
 from plexsvc.scheduler.core.planning.policies import PLEX
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
@@ -34,20 +29,29 @@ def demand(name: str, *, units: int = 1, state_bytes: int = 100, busy: int = 10)
     )
 
 
-def emptying(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> list[Move]:
+Moves = list[tuple[str, list[int], tuple[str, ...]]]
+"""Who moves, to which groups and to which of their units."""
+
+
+def told(moves: dict[ResidentId, Spot]) -> Moves:
+    return [(name, [g.group_id for g in spot.groups], spot.units) for name, spot in moves.items()]
+
+
+def emptying(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> Moves:
     """Return the moves that empty groups for those who wait."""
-    return empty(
+    moves = empty(
         planner,
         wanted=lacking(planner),
         is_busy=busy.__contains__,
         link_bytes_s=LINK_BYTES_S,
         now_us=0,
     )
+    return told(moves)
 
 
-def relieving(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> list[Move]:
+def relieving(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> Moves:
     """Return the moves out of groups that are over their bounds."""
-    return relieve(planner, is_busy=busy.__contains__, now_us=0)
+    return told(relieve(planner, is_busy=busy.__contains__, now_us=0))
 
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
@@ -69,9 +73,8 @@ def test_one_of_two_lonely_groups_moves_in_with_the_other() -> None:
     planner.submit(demand("big", units=2, busy=85))
     planner.submit(demand("one", busy=99))
     assert planner.admit(0) == []
-    moves = emptying(planner)
     there = (UnitId("n1"),)
-    assert moves == [Move(resident_id=ResidentId("a"), to_group=2, units=there)]
+    assert emptying(planner) == [("a", [2], there)]
     planner.move(ResidentId("a"), there, now_us=0)
     check_board(planner.board)
     assert planner.admit(1) == [], "it runs there still: the duty cap holds"
@@ -109,9 +112,9 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     planner.submit(demand("d", busy=75))
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
-    moves = relieving(planner)
-    assert [(m.resident_id, m.to_group) for m in moves] == [("long", 2)]
-    planner.move(ResidentId("long"), moves[0].units, now_us=0)
+    there = (UnitId("n1"),)
+    assert relieving(planner) == [("long", [2], there)]
+    planner.move(ResidentId("long"), there, now_us=0)
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.in_trouble()
@@ -142,9 +145,9 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     grown = grow(planner, "j2", busy=45)
     assert planner.in_trouble()
     assert relieving(planner, busy=frozenset(planner.board.group_of)) == []
-    (move,) = relieving(planner)
-    assert (move.resident_id, move.to_group, move.units) == (grown, NEW_GROUP, (UnitId("n1"),))
-    planner.move(grown, move.units, now_us=0)
+    idle = (UnitId("n1"),)
+    assert relieving(planner) == [(grown, [], idle)]
+    planner.move(grown, idle, now_us=0)
     assert not relieving(planner)
     assert not planner.in_trouble()
     check_board(planner.board)
