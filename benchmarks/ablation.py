@@ -32,11 +32,12 @@ from plexsvc.scheduler.core.planning import (
     policies,
     profile,
     profiler,
+    shares,
     waiting,
 )
 from plexsvc.scheduler.core.planning.policies import PLEX, Policy
 from plexsvc.scheduler.core.planning.profile import PPM
-from plexsvc.scheduler.core.planning.runtime_rules import HRRS
+from plexsvc.scheduler.core.planning.runtime_rules import Order
 from plexsvc.scheduler.core.relocate import movers
 
 MIN_DRAIN: Final = 0.02
@@ -76,10 +77,6 @@ def _still(cause: str) -> Callable[[Policy], Policy]:
     return _off(movers, "MOVERS", tuple(one for one in movers.MOVERS if one.cause != cause))
 
 
-def _rules(**parts: object) -> Callable[[Policy], Policy]:
-    return lambda policy: replace(policy, rules=replace(policy.rules, **parts))  # type: ignore[arg-type]
-
-
 def _policy(**parts: object) -> Callable[[Policy], Policy]:
     return lambda policy: replace(policy, **parts)  # type: ignore[arg-type]
 
@@ -108,6 +105,31 @@ def _no_parts(policy: Policy) -> Policy:
     return policy
 
 
+def _no_bounds(policy: Policy) -> Policy:
+    """Have nobody refused a place, or moved, for what sharing is predicted to cost."""
+    ends_late = places.Search._ends_late
+
+    def costs(*asked: Any, **given: Any) -> bool:
+        ends_late(*asked, **given)
+        return False
+
+    _off(places.Search, "_ends_late", costs)(policy)
+    _off(places.Search, "is_over", lambda *_: False)(policy)
+    _off(places, "_is_beyond", lambda *_, **__: False)(policy)
+    return _still("keeping apart")(policy)
+
+
+def _no_slack(policy: Policy) -> Policy:
+    """Have every wait count as one that lengthens its job's cycle."""
+    weigh = contest._weigh
+
+    def critical(devices: Any, wpg: Any, entry: Any) -> None:
+        weigh(devices, wpg, entry)
+        entry.is_critical = True
+
+    return _off(contest, "_weigh", critical)(policy)
+
+
 def _no_judgement(policy: Policy) -> Policy:
     """Have records of earlier runs believed as they are, however wrong others were."""
     _off(profiler.ProfileBook, "believed", lambda _, kept: kept.profile)(policy)
@@ -117,23 +139,23 @@ def _no_judgement(policy: Policy) -> Policy:
 MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "none": lambda policy: policy,
     "rounds played": _off(profile, "is_sharp", lambda _: False),
-    "bounds": _policy(is_bounded=False),
+    "bounds": _no_bounds,
     "duty cap": _policy(duty_cap_ppm=PPM),
-    "repacking": _policy(repacks=False),
+    "repacking": _still("repacking"),
     "reservations": _no_reservations,
     "longest first": _off(waiting, "_key", lambda demand, *_: (demand.arrived_us,)),
     "making room": _still("making room"),
-    "fair turns": _policy(is_fair=False),
+    "fair turns": _off(shares.Shares, "in_turn", lambda _, ordered, **__: iter(ordered)),
     "relief": _still("relief"),
     "last bursts": _off(places.Search, "_ends_late", lambda *_, **__: False),
     "parts and merges": _no_parts,
     "keeping apart": _still("keeping apart"),
     "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),
-    "bursts kept": _rules(keeps_bursts=False),
-    "prefetch": _rules(prefetches=False),
-    "slack": _rules(uses_slack=False),
-    "order of plex": _policy(rules=HRRS),
+    "bursts kept": _off(contest, "_continues_burst", lambda *_: False),
+    "prefetch": _off(contest, "expected_next", lambda *_: None),
+    "slack": _no_slack,
+    "order of plex": _policy(order=Order.HRRS),
     "records judged": _no_judgement,
     "kept left": _off(waiting.Kept, "keep_left", lambda *_, **__: None),
     "growth": _off(groups.Resident, "grew_ppm", 0),

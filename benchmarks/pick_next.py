@@ -97,7 +97,7 @@ def _core() -> dict[str, float]:
                 waiting[wpg_id] = operation
         assert len(waiting) > 1, waiting
         contest.in_turn(
-            contest.entries(devices, waiting), rules=devices.rules, now_us=cluster.now_us
+            contest.entries(devices, waiting), order=devices.order, now_us=cluster.now_us
         )
 
     return _figures(pick)

@@ -205,7 +205,7 @@ class Devices(Slice):
         self.at = at
         self.queues = queues
         self.placement = placement
-        self.rules = placement.policy.rules
+        self.order = placement.policy.order
         self.timeline = Timeline()
         self.groups: dict[WpgId, tuple[WpgId, ...]] = {}
         """Of each WPG those that share devices with it, directly or through others."""

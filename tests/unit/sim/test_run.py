@@ -29,7 +29,7 @@ from plexsvc.scheduler.core.planning import profile
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.planners import live_policy
-from plexsvc.scheduler.core.planning.policies import PLEX, policy_named
+from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, PLEX, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
 from plexsvc.sim import output
@@ -120,7 +120,13 @@ def test_what_is_on_record_of_a_job_may_differ_from_the_truth() -> None:
 
     def taken(jobs: Sequence[SimJob]) -> int:
         work = Workload(jobs=tuple(jobs), cluster=SimCluster(nodes=3, devices_per_node=1))
-        outcome = play(work, policy=replace(PLEX, is_bounded=False), seed=1).outcome
+        outcome = play(
+            work,
+            policy=replace(
+                PLEX, target_slowdown_ppm=NO_BOUND_PPM, critical_target_ppm=NO_BOUND_PPM
+            ),
+            seed=1,
+        ).outcome
         return len({node for record in outcome.records for node in record.stays[0].nodes})
 
     assert (taken(right), taken(wrong)) == (1, 3)

@@ -17,12 +17,18 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import learning
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile
-from plexsvc.scheduler.core.planning.runtime_rules import Entry, Rules, choose, has_starved
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Order, choose, has_starved
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Pattern, Wpg
 from plexsvc.scheduler.core.vocabulary import WpgState
 
 GIB: Final = 1 << 30
+
+CONFIDENCE_PPM: Final = 500_000
+"""How far the next arrival must lead others to be prefetched, in the spread of the two."""
+
+SLACK_CONFIDENCE_PPM: Final = 2_000_000
+"""The same where a wait for a switch costs the next one nothing."""
 
 LINGER_GRACE_US: Final = 2_000
 """How much later than expected a burst's next operation may come and still find its device."""
@@ -44,12 +50,12 @@ def entries(devices: Devices, waiting: Mapping[WpgId, Operation]) -> list[Entry]
     return found
 
 
-def in_turn(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> list[Entry]:
+def in_turn(entries: Sequence[Entry], *, order: Order, now_us: int) -> list[Entry]:
     """Return `entries`, the one to run first ahead. `O(n^2)`."""
     left = list(entries)
     ordered: list[Entry] = []
     while len(left) > 1:
-        chosen = choose(left, rules=rules, now_us=now_us)
+        chosen = choose(left, order=order, now_us=now_us)
         ordered.append(chosen)
         left.remove(chosen)
     return ordered + left
@@ -113,17 +119,17 @@ def expected_next(devices: Devices, members: tuple[WpgId, ...]) -> Wpg | None:
     expected.sort(key=itemgetter(0, 1))
     wpg = devices.wpgs[expected[0][1]]
     is_worth = wpg.residency is Residency.HOST and switch_us(devices, wpg) > 0
-    return wpg if is_worth and is_clear(expected, rules=devices.rules) else None
+    return wpg if is_worth and is_clear(expected) else None
 
 
-def is_clear(expected: Sequence[tuple[int, WpgId, Profile]], *, rules: Rules) -> bool:
+def is_clear(expected: Sequence[tuple[int, WpgId, Profile]]) -> bool:
     """Return whether the first of some arrivals, given in order with their cycles, is ahead of all.
 
-    It must lead every other by `rules.confidence_ppm` of the spread of the two together; that of a
-    job with slack, which has little to gain, by `rules.slack_confidence_ppm`.
+    It must lead every other by `CONFIDENCE_PPM` of the spread of the two together; that of a job
+    with slack, which has little to gain, by `SLACK_CONFIDENCE_PPM`.
     """
     first_us, _, profile = expected[0]
-    needed_ppm = rules.slack_confidence_ppm if profile.slack_us > 0 else rules.confidence_ppm
+    needed_ppm = SLACK_CONFIDENCE_PPM if profile.slack_us > 0 else CONFIDENCE_PPM
     for at_us, _, other in expected[1:]:
         both_us = isqrt(profile.spread_us**2 + other.spread_us**2)
         if (at_us - first_us) * PPM // max(1, both_us) < needed_ppm:

@@ -14,6 +14,7 @@ from plexsvc.residency import Residency
 from plexsvc.scheduler.core.cluster import Devices
 from plexsvc.scheduler.core.device import contest, lease, space, switch
 from plexsvc.scheduler.core.place import hosts
+from plexsvc.scheduler.core.planning.runtime_rules import Order
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import Timer
@@ -33,7 +34,7 @@ def settle(devices: Devices) -> None:
         waiting = _waiting(devices, members)
         if not waiting:
             # Who shares with nobody has its state where it needs it.
-            if devices.rules.prefetches and len(members) > 1:
+            if devices.order is Order.PLEX and len(members) > 1:
                 _prefetch(devices, members)
             continue
         wpgs = [devices.wpgs[wpg_id] for wpg_id in waiting]
@@ -115,7 +116,7 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
 def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(devices, waiting)
     claims: list[Wpg] = []
-    for entry in contest.in_turn(entries, rules=devices.rules, now_us=devices.now_us):
+    for entry in contest.in_turn(entries, order=devices.order, now_us=devices.now_us):
         wpg = devices.wpgs[WpgId(entry.resident_id)]
         victims = None
         if not _is_kept_out(wpg) and not any(_meet(wpg, other) for other in claims):

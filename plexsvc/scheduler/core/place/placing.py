@@ -418,7 +418,7 @@ def _no_longer_waits(placement: Placement, deployment: DeploymentEntry) -> None:
 def _in_turn(placement: Placement) -> Iterator[list[DeploymentEntry]]:
     """Yield the rollout deployments of each job and kind together.
 
-    Of a kind they come by priority, then with tenants in turn if the policy is fair.
+    Of a kind they come by priority, then with tenants in turn under `plex`.
     """
     by_kind: dict[str, list[list[DeploymentEntry]]] = {}
     for (_, kind), together in rollouts_waiting(placement).items():
@@ -430,7 +430,7 @@ def _in_turn(placement: Placement) -> Iterator[list[DeploymentEntry]]:
         turns = [(one.tenant, aged.rank(one)) for one in asked]
         wanted = sorted(zip(turns, rollouts, strict=True), key=lambda waiting: waiting[0][1])
         in_turn = placement.shares.in_turn(wanted, kind=kind, turn=lambda waiting: waiting[0])
-        for _, together in in_turn if placement.policy.is_fair else wanted:
+        for _, together in in_turn if placement.policy.is_plex else wanted:
             yield together
 
 

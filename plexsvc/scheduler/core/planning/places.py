@@ -115,7 +115,7 @@ class Search:
         may_part = must_leave or not self.has_whole(demand, barred=barred)
         if not spots and may_part:
             spots = find(self.larger_groups(demand))
-            if not spots and self.policy.merges:
+            if not spots and self.policy.is_plex:
                 there = self.merging(demand, barred=barred)
                 spots = self.within_bounds(demand, there, without=without, now_us=now_us)
         return self.best(demand, spots)
@@ -173,14 +173,14 @@ class Search:
         if not self.board.memory.holds(spot.units, demand):
             return NO_ROOM
         # Other policies predict nothing, nor does a guess. Who comes back was within bounds.
-        if policy.preference is not Preference.PLEX or demand.is_cold or is_return:
+        if not policy.is_plex or demand.is_cold or is_return:
             return None
         company = [r for g in spot.groups for r in g.residents.values() if not r.demand.is_cold]
         there = [r.lodger() for r in company if r.demand.resident_id != without]
         new = Lodger(resident_id=demand.resident_id, load=demand.load, units=spot.units)
         slowdowns = simulate_insert(there, new, now_us=now_us or 0).slowdowns
         spot.cost_ppm = sum(slowdowns.values())
-        is_late = policy.is_bounded and _is_beyond([*there, new], slowdowns, policy=policy)
+        is_late = _is_beyond([*there, new], slowdowns, policy=policy)
         is_late = is_late or self._ends_late(demand, spot, without=without, now_us=now_us)
         return "a job's predicted slowdown would pass its bound (max_slowdown)" if is_late else None
 
@@ -222,8 +222,6 @@ class Search:
                     continue
                 do_meet = True
             spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
-        if not self.policy.is_bounded:
-            return False
         costs.append((load, sum(load.last_ppm(one) for one, _ in costs)))
         is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
         return is_over or do_meet
@@ -231,7 +229,7 @@ class Search:
     def is_over(self, group: Group) -> bool:
         """Return whether jobs of a group, as known by now, would not be placed together."""
         policy = self.policy
-        if not policy.is_bounded or len(group.residents) == 1:
+        if not policy.is_plex or len(group.residents) == 1:
             return False
         if group.duty_ppm > policy.duty_cap_ppm and group.is_uniform:
             return True
@@ -295,7 +293,7 @@ class Search:
         policy = self.policy
         if demand.is_cold:
             found, why = min(spots, key=_by_crowd), "the emptiest, since its cycle is not known"
-        elif policy.preference is Preference.PLEX:
+        elif policy.is_plex:
             found, why = min(spots, key=_by_cost), "the least predicted loss"
         else:
             sign = -1 if policy.preference is Preference.PACK else 1

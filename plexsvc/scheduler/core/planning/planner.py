@@ -413,7 +413,7 @@ class Planner:
         groups = self.board.groups_at(kept.units)
         is_whole = [set(group.units) for group in groups] == [set(kept.units)]
         spot = Spot(units=kept.units, groups=groups)
-        if groups and not (is_whole or self.policy.merges):
+        if groups and not (is_whole or self.policy.is_plex):
             return None
         return (
             spot if not groups or self.search.within_bounds(demand, [spot], now_us=now_us) else None

@@ -20,7 +20,7 @@ from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
-from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Order, Rules
+from plexsvc.scheduler.core.planning.runtime_rules import Order
 
 ROOM_PPM: Final = 750_000
 """The share of its own bound that a job may be predicted to use beside one that found no other
@@ -51,14 +51,11 @@ class Policy:
 
     backfill: bool = False
     preference: Preference = Preference.SPREAD
-    is_bounded: bool = False
-    """Whether a placement predicted to break someone's `max_slowdown` is refused."""
-
     default_bound_ppm: int = 1_500_000
     """The bound of a job that asked for none; only such jobs share with one never measured."""
 
     target_slowdown_ppm: int = 1_500_000
-    """With `is_bounded`, also the bound of jobs with slack that ask for a looser one."""
+    """Also the bound of jobs with slack that ask for a looser one."""
 
     critical_target_ppm: int = 1_500_000
     """The same for jobs that wait on their critical path: some waiting cannot be hidden."""
@@ -70,17 +67,12 @@ class Policy:
     patience_us: int = 24 * 3600 * SECOND_US
     """The longest such wait, however long the job."""
 
-    is_fair: bool = False
-    """Whether tenants take turns by what they have used; else only jobs are compared."""
-
-    repacks: bool = False
-    """Whether groups are emptied for those who wait."""
-
-    rules: Rules = HRRS
+    order: Order = Order.HRRS
+    """Of operations that share devices; only `plex` brings state in ahead of them."""
 
     @property
-    def merges(self) -> bool:
-        """Whether several groups may be made one for a job, while none has its size."""
+    def is_plex(self) -> bool:
+        """Whether it has the mechanisms of the product: bounds, turns, merged groups, movers."""
         return self.preference is Preference.PLEX
 
     def within_bounds(self) -> Policy:
@@ -100,13 +92,10 @@ PLEX: Final = Policy(
     duty_cap_ppm=900_000,
     backfill=True,
     preference=Preference.PLEX,
-    is_bounded=True,
     target_slowdown_ppm=1_050_000,
     critical_target_ppm=1_200_000,
     patience_ppm=14_000_000,
-    is_fair=True,
-    repacks=True,
-    rules=PLEX_RULES,
+    order=Order.PLEX,
 )
 
 _ALL: Final = (
@@ -123,9 +112,9 @@ _ALL: Final = (
         target_slowdown_ppm=NO_BOUND_PPM,
         critical_target_ppm=NO_BOUND_PPM,
     ),
-    replace(PLEX, name="plex_fcfs", rules=Rules(order=Order.FCFS)),
-    replace(PLEX, name="plex_sjf", rules=Rules(order=Order.SJF)),
-    replace(PLEX, name="plex_hrrs", rules=HRRS),
+    replace(PLEX, name="plex_fcfs", order=Order.FCFS),
+    replace(PLEX, name="plex_sjf", order=Order.SJF),
+    replace(PLEX, name="plex_hrrs", order=Order.HRRS),
 )
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ALL})

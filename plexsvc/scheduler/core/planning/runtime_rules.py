@@ -1,4 +1,4 @@
-"""Order of operations that share a group: rules as values, and the choice itself.
+"""Order of operations that share a group: which of those that wait is next.
 
 `fcfs`, `sjf` and `hrrs` are for comparison: first come, shortest effective service `S' = S + I*C`,
 and the highest `(W + S') / S'`. `plex` asks, in this order:
@@ -34,32 +34,6 @@ class Order(StrEnum):
     PLEX = "plex"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Which order, and which of its parts are on; the parts are what ablations turn off."""
-
-    order: Order
-    keeps_bursts: bool = False
-    prefetches: bool = False
-    uses_slack: bool = False
-    confidence_ppm: int = 0
-    """How far the next arrival must lead others to be prefetched, in the spread of the two."""
-
-    slack_confidence_ppm: int = 0
-    """The same where a wait for a switch costs the next one nothing."""
-
-
-HRRS: Final = Rules(order=Order.HRRS)
-PLEX_RULES: Final = Rules(
-    order=Order.PLEX,
-    keeps_bursts=True,
-    prefetches=True,
-    uses_slack=True,
-    confidence_ppm=500_000,
-    slack_confidence_ppm=2_000_000,
-)
-
-
 @dataclass(slots=True, kw_only=True)
 class Entry:
     """The head operation of one job, waiting for the group."""
@@ -92,9 +66,9 @@ class Entry:
         return self.deadline_us - now_us - self.burst_us - self.setup_us
 
 
-def choose(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
+def choose(entries: Sequence[Entry], *, order: Order, now_us: int) -> Entry:
     """Return which of `entries` (at least one) is next. `O(jobs)`; ties go to the longer wait."""
-    match rules.order:
+    match order:
         case Order.FCFS:
             return min(entries, key=lambda e: e.since_us)
         case Order.SJF:
@@ -102,7 +76,7 @@ def choose(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
         case Order.HRRS:
             return highest_ratio(entries, now_us=now_us)
         case Order.PLEX:
-            return _plex(entries, rules=rules, now_us=now_us)
+            return _plex(entries, now_us=now_us)
 
 
 def highest_ratio(entries: Sequence[Entry], *, now_us: int) -> Entry:
@@ -121,25 +95,22 @@ def has_starved(entry: Entry, *, now_us: int) -> bool:
     return now_us - entry.since_us >= STARVE_FACTOR * entry.effective_us
 
 
-def _plex(entries: Sequence[Entry], *, rules: Rules, now_us: int) -> Entry:
+def _plex(entries: Sequence[Entry], *, now_us: int) -> Entry:
     starved = [e for e in entries if has_starved(e, now_us=now_us)]
     if starved:
         return min(starved, key=lambda e: e.since_us)
     critical = [e for e in entries if e.is_critical or e.laxity_us(now_us) <= 0]
-    if rules.keeps_bursts:
-        kept = next((e for e in entries if e.continues_burst and e.setup_us == 0), None)
-        if kept is not None and not _may_tear(kept, critical, rules=rules, now_us=now_us):
-            return kept
-    if not rules.uses_slack:
-        return highest_ratio(entries, now_us=now_us)
+    kept = next((e for e in entries if e.continues_burst and e.setup_us == 0), None)
+    if kept is not None and not _may_tear(kept, critical, now_us=now_us):
+        return kept
     if critical:
         return highest_ratio(critical, now_us=now_us)
     return min(entries, key=lambda e: (e.laxity_us(now_us), e.since_us))
 
 
-def _may_tear(kept: Entry, critical: Sequence[Entry], *, rules: Rules, now_us: int) -> bool:
+def _may_tear(kept: Entry, critical: Sequence[Entry], *, now_us: int) -> bool:
     waiting = [e for e in critical if e is not kept and e.is_critical]
-    if not (rules.uses_slack and kept.has_room) or kept.is_critical or not waiting:
+    if not kept.has_room or kept.is_critical or not waiting:
         return False
     first = min(waiting, key=lambda e: e.effective_us)
     detour_us = first.burst_us + 2 * first.setup_us

@@ -53,9 +53,9 @@ def in_order(demands: Iterable[Demand], *, policy: Policy, now_us: int) -> list[
 def in_turn(
     demands: Iterable[Demand], board: Board, *, policy: Policy, now_us: int
 ) -> Iterable[Demand]:
-    """Return waiting jobs in the policy's order; if it is fair, with their tenants in turn."""
+    """Return waiting jobs in the policy's order, under `plex` with tenants in turn."""
     ordered = in_order(demands, policy=policy, now_us=now_us)
-    if not policy.is_fair:
+    if not policy.is_plex:
         return ordered
     aged = Aged(ordered, policy=policy, now_us=now_us)
 

@@ -29,7 +29,6 @@ from plexsvc.scheduler.core.place import demands, hosts, placing, reasons, shari
 from plexsvc.scheduler.core.planning import plans
 from plexsvc.scheduler.core.planning.places import Spot
 from plexsvc.scheduler.core.planning.planner import NEVER_US, Planner
-from plexsvc.scheduler.core.planning.policies import Policy
 from plexsvc.scheduler.core.planning.rooms import Gang
 from plexsvc.scheduler.core.relocate import relocation
 from plexsvc.scheduler.core.state import DeploymentEntry
@@ -349,13 +348,13 @@ class Mover:
     """Whether there is anything to look at."""
 
 
-def _policy(lives: Lives) -> Policy:
-    return lives.placement.policy
+def _is_plex(lives: Lives) -> bool:
+    return lives.placement.policy.is_plex
 
 
 def _somebody_waits(lives: Lives) -> bool:
     planners = lives.placement.planners.values()
-    return _policy(lives).repacks and any(planner.waiting for planner in planners)
+    return _is_plex(lives) and any(planner.waiting for planner in planners)
 
 
 MOVERS: Final = (
@@ -365,7 +364,7 @@ MOVERS: Final = (
         cause="keeping apart",
         look=_keep_apart,
         every_us=APART_EVERY_US,
-        is_wanted=lambda lives: _policy(lives).is_bounded,
+        is_wanted=_is_plex,
     ),
     Mover(cause="relief", look=_relieve, every_us=RELIEF_EVERY_US),
     Mover(cause="making room", look=_make_room, every_us=RELIEF_EVERY_US),

@@ -153,7 +153,7 @@ def test_no_operation_waits_beyond_its_bound(facts: list[tuple[int, int, int]]) 
 
 
 PATIENCE = 4
-POLICY = replace(POLICIES["plex"], patience_ppm=(PATIENCE - 1) * PPM, max_jobs=1, repacks=False)
+POLICY = replace(POLICIES["plex"], patience_ppm=(PATIENCE - 1) * PPM, max_jobs=1)
 HOUR_US = 3600 * SECOND_US
 QUARTER_US = HOUR_US // 4
 

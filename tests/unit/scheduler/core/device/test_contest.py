@@ -14,7 +14,7 @@ from plexsvc.scheduler.core.actions import MoveState
 from plexsvc.scheduler.core.device.contest import in_turn, is_clear, linger_us
 from plexsvc.scheduler.core.device.learning import smoothed
 from plexsvc.scheduler.core.planning.profile import PPM, Mode, Profile, Segment
-from plexsvc.scheduler.core.planning.runtime_rules import HRRS, PLEX_RULES, Entry, choose
+from plexsvc.scheduler.core.planning.runtime_rules import Entry, Order, choose
 from tests.fakes.fake_world import FakeWorld
 
 NOW_US = 10**12
@@ -41,10 +41,10 @@ def test_each_place_goes_to_the_best_of_those_left(facts: list[tuple[int, int, i
     left = [
         entry(str(i), waited_us=w, service_us=s, setup_us=c) for i, (w, s, c) in enumerate(facts)
     ]
-    ordered = in_turn(left, rules=PLEX_RULES, now_us=NOW_US)
+    ordered = in_turn(left, order=Order.PLEX, now_us=NOW_US)
     assert len(ordered) == len(left)
     for chosen in ordered:
-        assert choose(left, rules=PLEX_RULES, now_us=NOW_US) is chosen
+        assert choose(left, order=Order.PLEX, now_us=NOW_US) is chosen
         left.remove(chosen)
 
 
@@ -54,8 +54,8 @@ def test_a_burst_is_not_torn_by_a_waiter_until_that_one_starves() -> None:
         entry("w", waited_us=waited_us, service_us=60, setup_us=100) for waited_us in (1_200, 1_300)
     )
     for other, first in ((patient, "f"), (waiter, "w")):
-        assert in_turn([other, follow_up], rules=PLEX_RULES, now_us=NOW_US)[0].resident_id == first
-    assert in_turn([waiter, follow_up], rules=HRRS, now_us=NOW_US)[0] is waiter
+        assert in_turn([other, follow_up], order=Order.PLEX, now_us=NOW_US)[0].resident_id == first
+    assert in_turn([waiter, follow_up], order=Order.HRRS, now_us=NOW_US)[0] is waiter
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
@@ -80,19 +80,18 @@ def arrivals(*facts: tuple[int, int], mode: Mode = Mode.SYNC) -> list[tuple[int,
 
 
 def test_confidence_is_a_share_of_the_spread_of_both_whoever_else_there_is() -> None:
-    sure, first = replace(PLEX_RULES, confidence_ppm=1_000_000), (50, 30)
-    assert is_clear(arrivals(first), rules=sure)
-    assert is_clear(arrivals(first, (100, 40)), rules=sure)
-    assert not is_clear(arrivals(first, (99, 40)), rules=sure)
-    assert is_clear(arrivals(first, (200, 1), (300, 40)), rules=sure)
-    assert not is_clear(arrivals(first, (200, 1), (300, 400)), rules=sure)
+    first = (50, 30)
+    assert is_clear(arrivals(first))
+    assert is_clear(arrivals(first, (75, 40)))
+    assert not is_clear(arrivals(first, (74, 40)))
+    assert is_clear(arrivals(first, (200, 1), (300, 40)))
+    assert not is_clear(arrivals(first, (200, 1), (300, 600)))
 
 
 def test_a_job_with_slack_is_brought_in_only_when_that_is_clearer() -> None:
-    rules = replace(PLEX_RULES, confidence_ppm=500_000, slack_confidence_ppm=2_000_000)
-    assert is_clear(arrivals((50, 30), (100, 40)), rules=rules)
-    assert not is_clear(arrivals((50, 30), (100, 40), mode=Mode.ASYNC1), rules=rules)
-    assert is_clear(arrivals((50, 30), (150, 40), mode=Mode.ASYNC1), rules=rules)
+    assert is_clear(arrivals((50, 30), (100, 40)))
+    assert not is_clear(arrivals((50, 30), (100, 40), mode=Mode.ASYNC1))
+    assert is_clear(arrivals((50, 30), (150, 40), mode=Mode.ASYNC1))
 
 
 def test_a_load_says_whose_state_is_needed_after_it() -> None:

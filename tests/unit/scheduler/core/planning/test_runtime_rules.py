@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.runtime_rules import (
-    HRRS,
-    PLEX_RULES,
     Entry,
     Order,
-    Rules,
     choose,
     has_starved,
 )
@@ -40,22 +37,21 @@ def entry(
     )
 
 
-def first(*entries: Entry, rules: Rules = PLEX_RULES, now: int = 100) -> str:
-    return choose(entries, rules=rules, now_us=now).resident_id
+def first(*entries: Entry, order: Order = Order.PLEX, now: int = 100) -> str:
+    return choose(entries, order=order, now_us=now).resident_id
 
 
 def test_orders_differ_as_their_names_say() -> None:
     old, short = entry("old", since=0, service=1000), entry("short", since=90, service=5)
-    assert first(old, short, rules=Rules(order=Order.FCFS)) == "old"
-    assert first(old, short, rules=Rules(order=Order.SJF)) == "short"
-    assert first(old, short, rules=HRRS) == "short"
+    assert first(old, short, order=Order.FCFS) == "old"
+    assert first(old, short, order=Order.SJF) == "short"
+    assert first(old, short, order=Order.HRRS) == "short"
 
 
 def test_hrrs_tears_a_burst_and_plex_keeps_it() -> None:
     going_on, waits = entry("a", since=60, burst=True), entry("b", since=20, setup=10)
-    assert first(going_on, waits, rules=HRRS) == "b"
+    assert first(going_on, waits, order=Order.HRRS) == "b"
     assert first(going_on, waits) == "a"
-    assert first(going_on, waits, rules=replace(PLEX_RULES, keeps_bursts=False)) == "b"
 
 
 def test_a_critical_operation_goes_before_one_with_slack() -> None:
@@ -86,6 +82,6 @@ def test_of_those_that_starve_the_one_that_waited_longest_goes_first(
         for at, (waited, service, setup, burst) in enumerate(facts)
     ]
     starved = [e for e in entries if has_starved(e, now_us=now)]
-    chosen = choose(entries, rules=PLEX_RULES, now_us=now)
+    chosen = choose(entries, order=Order.PLEX, now_us=now)
     if starved:
         assert chosen.since_us == min(e.since_us for e in starved)
