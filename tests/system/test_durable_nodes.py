@@ -18,12 +18,13 @@ import pytest
 
 import plexclient as plex
 from plexsvc.cluster import embedded
+from plexsvc.ids import NodeId
 from plexsvc.node.config import AgentConfig
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.vocabulary import RelocationStage
 from plexsvc.scheduler.ledger.durable import Durable
 from tests.rigs.inner_cluster import Gate, InnerCluster, node, start_inner
-from tests.rigs.processes import descendants
+from tests.rigs.processes import began_s, descendants
 from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, fixed_batch, run_interleaved
 
@@ -31,6 +32,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 Outcome = tuple[list[dict[str, float]], Any]
 OTHER = {"left": "right", "right": "left"}
+TICK_S = 0.01
+"""The kernel rounds the time at which a process began down to such a tick."""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +49,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerCluster]:
 
 @pytest.fixture
 def cluster(running: InnerCluster) -> InnerCluster:
-    """The cluster with both nodes."""
-    nodes = running.driver.cluster.nodes
-    wait_until(lambda: len(nodes) == 2, what="both nodes are there")
+    """The cluster with both nodes, and no agent that was killed."""
+    wait_until(lambda: have_answered(running, "left", "right"), what="both nodes answer")
     return running
+
+
+def have_answered(cluster: InnerCluster, *nodes: str) -> bool:
+    """Whether the agents that run now hold leases: within its lease one that died counts as up."""
+    links = {link.node_id: link for link in cluster.driver.nodes.links if link.is_up}
+    for node_id in nodes:
+        link, agents = links.get(NodeId(node_id)), cluster.agents(node_id)
+        renewed = link and link.renewed
+        if len(agents) != 1 or renewed is None or renewed.sent_s <= began_s(agents[0]) + TICK_S:
+            return False
+    return True
 
 
 @pytest.fixture(scope="module")
