@@ -32,7 +32,6 @@ from plexsvc.scheduler.core.state import (
     DeploymentEntry,
     Device,
     JobEntry,
-    Node,
     Operation,
     Prefetches,
     Wpg,
@@ -148,7 +147,9 @@ class Placement(Slice):
         self.planners: dict[str, Planner] = {}
         """One a device kind."""
 
-        self.nodes: dict[NodeId, Node] = {}
+        self.nodes: dict[NodeId, list[Place]] = {}
+        """The devices of each node whose lease is held."""
+
         self.cordoned: dict[NodeId, bool] = {}
         """Nodes that take no further work; the value: whether what is there shall leave."""
 

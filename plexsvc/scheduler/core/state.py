@@ -68,15 +68,6 @@ class Device:
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
-    """A node whose lease is held."""
-
-    node_id: NodeId
-    host_bytes: int
-    devices: list[Place]
-
-
-@dataclass(slots=True, kw_only=True)
 class Operation:
     """One unit of work and how far it is."""
 

@@ -24,7 +24,6 @@ from plexsvc.scheduler.core.state import (
     DeploymentEntry,
     Device,
     JobEntry,
-    Node,
     Operation,
     Prefetches,
     Wpg,
@@ -46,7 +45,7 @@ class ClusterView:
         self.relocating: Mapping[DeploymentId, None] = cluster.relocating
         self.wpgs: Mapping[WpgId, Wpg] = cluster.wpgs
         self.operations: Mapping[OperationId, Operation] = queues.operations
-        self.nodes: Mapping[NodeId, Node] = placement.nodes
+        self.nodes: Mapping[NodeId, Sequence[Place]] = placement.nodes
         self.cordoned: Mapping[NodeId, bool] = placement.cordoned
         self.unplaced: Sequence[DeploymentId] = placement.unplaced
         self.homeless: Mapping[tuple[WpgId, int], Fault] = placement.homeless

@@ -15,7 +15,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.life import deployments, instances, rebuilding
 from plexsvc.scheduler.core.place import circles, placing
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.state import Device, Node
+from plexsvc.scheduler.core.state import Device
 from plexsvc.scheduler.core.vocabulary import Fault, Place
 
 
@@ -30,10 +30,8 @@ def join(devices: Devices, event: NodeJoined) -> None:
             devices.at[place] = Device(
                 place=place, kind=facts.kind, bytes_total=facts.bytes_total, since_us=event.at_us
             )
-    devices.placement.nodes[event.node_id] = Node(
-        node_id=event.node_id, host_bytes=event.host_bytes, devices=places
-    )
     placement, node_id = devices.placement, event.node_id
+    placement.nodes[node_id] = places
     placement.has_changed = True
     for facts in event.devices:
         planner = placement.planner(facts.kind)

@@ -35,7 +35,7 @@ def parked_bytes(placement: Placement, wpg: Wpg) -> tuple[int, ...]:
 def free_bytes(placement: Placement, node_id: NodeId) -> int:
     """Return the host memory of a node that is booked for nothing; 0 for one without devices."""
     memory = placement.memory
-    units = [place.unit for place in placement.nodes[node_id].devices]
+    units = [place.unit for place in placement.nodes[node_id]]
     return memory.total_at(units[0]) - memory.booked_at(units[0]) if units else 0
 
 

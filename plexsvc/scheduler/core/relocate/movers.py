@@ -87,8 +87,8 @@ def _drain(lives: Lives) -> None:
     """Move what lives on draining nodes to wherever there is a place within bounds."""
     placement, at = lives.placement, lives.at
     nodes = [n for n, leaves in placement.cordoned.items() if leaves and n in placement.nodes]
-    draining = {place.unit for n in nodes for place in placement.nodes[n].devices}
-    there = {w: n for n in nodes for p in placement.nodes[n].devices for w in at[p].ranks}
+    draining = {place.unit for n in nodes for place in placement.nodes[n]}
+    there = {w: n for n in nodes for p in placement.nodes[n] for w in at[p].ranks}
     for wpg_id, node_id in there.items():
         wpg = lives.wpgs[wpg_id]
         deployment = lives.deployments[wpg.deployment_id]
