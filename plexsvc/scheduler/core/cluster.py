@@ -25,7 +25,7 @@ from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.memory import HostMemory
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.planners import KEPT_PROFILES, live_policy
+from plexsvc.scheduler.core.planning.policies import live_policy
 from plexsvc.scheduler.core.planning.profiler import ProfileBook, ProfileKey
 from plexsvc.scheduler.core.planning.shares import Shares
 from plexsvc.scheduler.core.state import (
@@ -41,6 +41,9 @@ from plexsvc.scheduler.core.timers import Timer
 from plexsvc.scheduler.core.vocabulary import Fault, JobState, Place
 
 MAX_CHARGES: Final = 4096
+
+KEPT_PROFILES: Final = 1000
+"""Cycles of earlier runs that are kept; where there may be more jobs, as many as those."""
 
 _HAS_NEWS: Final = attrgetter("has_news")  # of each planner after each event
 

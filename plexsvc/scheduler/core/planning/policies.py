@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from plexsvc.errors import ErrorCode, PlexError
+from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.planning.profile import PPM, SECOND_US
 from plexsvc.scheduler.core.planning.runtime_rules import Order
 
@@ -134,3 +135,17 @@ def policy_named(name: str) -> Policy:
             policy=name,
         )
     return POLICIES[name]
+
+
+def live_policy(limits: Limits) -> Policy:
+    """Return the configured policy as the service runs it, `plex` within the configured bounds."""
+    policy = replace(policy_named(limits.policy), default_bound_ppm=limits.max_slowdown_ppm)
+    if not policy.is_plex:
+        return policy
+    return replace(
+        policy,
+        max_jobs=limits.max_deployments_per_group,
+        duty_cap_ppm=limits.duty_cap_ppm or policy.duty_cap_ppm,
+        target_slowdown_ppm=limits.target_slowdown_ppm or policy.target_slowdown_ppm,
+        critical_target_ppm=limits.critical_target_ppm or policy.critical_target_ppm,
+    )

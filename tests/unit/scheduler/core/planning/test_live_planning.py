@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.places import Search
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.planners import GUESS
+from plexsvc.scheduler.core.place.demands import GUESS
 from plexsvc.scheduler.core.planning.plans import relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
