@@ -80,9 +80,6 @@ class Roll:
 class Slice:
     """What every room may do: read the time and who there is, order actions, ask for a look."""
 
-    now_us: int = 0
-    """The time of the event in hand: `Scheduler.handle` sets it, since most of it asks for it."""
-
     def __init__(self, turn: Turn, roll: Roll) -> None:
         self.turn = turn
         self.limits = turn.limits
@@ -90,6 +87,11 @@ class Slice:
         self.deployments: Mapping[DeploymentId, DeploymentEntry] = roll.deployments
         self.relocating: Mapping[DeploymentId, None] = roll.relocating
         self.wpgs: Mapping[WpgId, Wpg] = roll.wpgs
+
+    @property
+    def now_us(self) -> int:
+        """Return the time of the event in hand."""
+        return self.turn.now_us
 
     def emit(self, action: Action) -> None:
         """Order something."""

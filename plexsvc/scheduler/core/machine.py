@@ -46,14 +46,6 @@ class Scheduler:
         self.cluster = cluster or ClusterState(limits=limits, epoch=epoch)
         self.view = ClusterView(self.cluster)
         self._handlers = _handlers(self.cluster)
-        self._timed = (
-            self.cluster.turn,
-            self.cluster,
-            self.cluster.queues,
-            self.cluster.placement,
-            self.cluster.placement.shares,
-            self.cluster.devices,
-        )
 
     def lead(self, epoch: int) -> None:
         """Go on under another epoch: another scheduler has taken over."""
@@ -61,11 +53,9 @@ class Scheduler:
 
     def handle(self, event: events.Event) -> list[Action]:
         """Return the actions that follow from `event`. Event times must grow."""
-        cluster, now_us = self.cluster, event.at_us
-        turn = cluster.turn
-        assert now_us > turn.now_us, (event, turn.now_us)
-        for part in self._timed:
-            part.now_us = now_us
+        cluster, turn = self.cluster, self.cluster.turn
+        assert event.at_us > turn.now_us, (event, turn.now_us)
+        turn.now_us = cluster.placement.shares.now_us = event.at_us
         turn.actions = []
         self._handlers[type(event)](event)
         # Grants come last: what is placed, stopped or held before them changes who may run.
