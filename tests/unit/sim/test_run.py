@@ -28,8 +28,7 @@ from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning import profile
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
-from plexsvc.scheduler.core.planning.policies import live_policy
-from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, PLEX, policy_named
+from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, PLEX, live_policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
 from plexsvc.sim import output

@@ -18,7 +18,7 @@ from plexsvc.scheduler.core.planning.runtime_rules import Order
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import Operation, Wpg
 from plexsvc.scheduler.core.timers import Timer
-from plexsvc.scheduler.core.vocabulary import OperationTrigger, WpgState
+from plexsvc.scheduler.core.vocabulary import OperationTrigger, Place, WpgState
 
 
 def settle(devices: Devices) -> None:
@@ -76,11 +76,6 @@ def _is_kept_out(wpg: Wpg) -> bool:
     return False
 
 
-def _meet(wpg: Wpg, other: Wpg) -> bool:
-    """Return whether two WPGs share a device."""
-    return any(other.wpg_id in device.ranks for device in wpg.devices)
-
-
 def _prefetch(devices: Devices, members: tuple[WpgId, ...]) -> None:
     """Bring in the state that is expected to be needed next, while nothing else is to do."""
     wpg = contest.expected_next(devices, members)
@@ -115,15 +110,15 @@ def _work_of(devices: Devices, wpg: Wpg) -> Operation | None:
 
 def _grant_in_order(devices: Devices, waiting: dict[WpgId, Operation]) -> None:
     entries = contest.entries(devices, waiting)
-    claims: list[Wpg] = []
+    claimed: set[Place] = set()
     for entry in contest.in_turn(entries, order=devices.order, now_us=devices.now_us):
         wpg = devices.wpgs[WpgId(entry.resident_id)]
         victims = None
-        if not _is_kept_out(wpg) and not any(_meet(wpg, other) for other in claims):
+        if not _is_kept_out(wpg) and claimed.isdisjoint(wpg.places):
             victims = space.victims_of(devices, wpg)
             if victims is None and space.pinners(devices, wpg):
                 continue
-        claims.append(wpg)
+        claimed.update(wpg.places)
         if victims is None:
             continue
         until_us = contest.awaited_until(devices, victims, entry=entry)

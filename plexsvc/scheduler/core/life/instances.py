@@ -98,17 +98,15 @@ def settle(devices: Devices) -> None:
 
 def give_up_waiting(devices: Devices, wpg_id: WpgId) -> None:
     """Fail a WPG for whose lost instances no device came free in time."""
-    wpg = devices.wpgs.get(wpg_id)
-    faults = [fault for (owner, _), fault in devices.placement.homeless.items() if owner == wpg_id]
-    if wpg is None or not faults:
-        return
+    homeless = devices.placement.homeless
+    cause = next(fault for (owner, _), fault in homeless.items() if owner == wpg_id)
     waited_s = devices.limits.placement_timeout_us // 1_000_000
     message = (
-        f"{faults[0].message}; no other device of its kind came free in {waited_s} s "
+        f"{cause.message}; no other device of its kind came free in {waited_s} s "
         "(scheduler.placement_timeout_us)"
     )
-    fault = Fault(code=faults[0].code, message=message, facts=faults[0].facts)
-    deployments.fail_wpg(devices, wpg, fault)
+    fault = Fault(code=cause.code, message=message, facts=cause.facts)
+    deployments.fail_wpg(devices, devices.wpgs[wpg_id], fault)
 
 
 def _wait(devices: Devices, wpg: Wpg, rank: int) -> None:

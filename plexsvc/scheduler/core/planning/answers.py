@@ -80,8 +80,8 @@ def reasons_for(
 
 def _booked(planner: Planner, full: Iterable[UnitId], demand: Demand) -> list[str]:
     """Say what is booked on hosts that lack room for a job; of many, on a few."""
-    memory = planner.board.memory
-    by_host = {memory.host_of(unit_id): unit_id for unit_id in full}
+    memory, rooms = planner.board.memory, planner.board.rooms
+    by_host = {rooms[unit_id].host: unit_id for unit_id in full}
     told = [memory.told(unit_id) for _, unit_id in sorted(by_host.items())[:TOLD_HOSTS]]
     needed = f"it needs {size(demand.host_bytes)} there for each {planner.noun}"
     return [*told, needed] if told else []

@@ -171,19 +171,13 @@ class Board:
         """Return a job that lives on the board."""
         return self.groups[self.group_of[resident_id]].residents[resident_id]
 
-    def open_group(self, units: Sequence[UnitId]) -> Group:
-        """Make a group of units that are in none."""
-        assert units, "a group has units"
-        self._claim(units)
-        return self._new_group(tuple(units))
-
     def gather(self, units: Sequence[UnitId]) -> Group:
         """Return one group that holds all of `units`: opened, found, or made of those they meet."""
         met = self.groups_at(units)
         loose = [unit_id for unit_id in units if unit_id not in self.group_at]
-        if not met:
-            return self.open_group(units)
         self._claim(loose)
+        if not met:
+            return self._new_group(tuple(units))
         if len(met) > 1 or loose:
             self._merge(met, loose)
         # The oldest keeps its number.

@@ -98,10 +98,6 @@ class HostMemory:
         """
         return self._change(self._found, use, owner, by_host)
 
-    def is_booked(self, use: Use, owner: str) -> bool:
-        """Return whether anything is booked for a use of an owner."""
-        return bool(self._of((use, owner)))
-
     def book(self, demand: Demand, units: Sequence[UnitId]) -> None:
         """Reserve what a job takes for each of its units."""
         name = demand.resident_id
@@ -124,7 +120,7 @@ class HostMemory:
         for unit_id in units:
             needed[self._host_of[unit_id]] += demand.host_bytes
         for part, unit_id in demand.models_on(units).items():
-            if not self.is_booked(Use.MODELS, part):
+            if not self._of((Use.MODELS, part)):
                 needed[self._host_of[unit_id]] += demand.model_bytes
         full = {
             host
@@ -132,10 +128,6 @@ class HostMemory:
             if nbytes and 0 < self._booked[host] > self._total[host] - nbytes
         }
         return [unit_id for unit_id in units if self._host_of[unit_id] in full]
-
-    def host_of(self, unit_id: UnitId) -> str:
-        """Return the host that a unit is, or is a device of."""
-        return self._host_of[unit_id]
 
     def booked_at(self, unit_id: UnitId) -> int:
         """Return what is booked on a unit's host."""

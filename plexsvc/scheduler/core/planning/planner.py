@@ -37,9 +37,6 @@ class Placed:
     units: Gang
     """The units it uses; its group may have others besides."""
 
-    merged: tuple[int, ...] = ()
-    """Groups that became part of `group_id` for it."""
-
 
 class Planner:
     """Admission and placement on one board under one policy."""
@@ -236,7 +233,7 @@ class Planner:
                     # It took idle units, or changed a group.
                     hopes.clear()
                     placed.append(done)
-                    changed = [g for g in changed if g.group_id not in done.merged]
+                    changed = [g for g in changed if g.group_id in self.board.groups]
                     group = self.board.groups[done.group_id]
                     if group not in changed:
                         changed.append(group)
@@ -441,12 +438,7 @@ class Planner:
             self.withdraw(demand.resident_id)
         self.board.resident(demand.resident_id).began_us = now_us
         self._note_taken(demand.resident_id, why=spot.why, now_us=now_us)
-        return Placed(
-            resident_id=demand.resident_id,
-            group_id=group.group_id,
-            units=spot.units,
-            merged=tuple(g.group_id for g in spot.groups if g is not group),
-        )
+        return Placed(resident_id=demand.resident_id, group_id=group.group_id, units=spot.units)
 
     def _note_taken(self, resident_id: ResidentId, *, why: str, now_us: int) -> None:
         """Note what a job got: the ring by which its place was found."""

@@ -58,7 +58,7 @@ class BoardHistory(RuleBasedStateMachine):
         if groups and (gang is None or pick % 2):
             group = groups[pick % len(groups)]
         elif gang is not None:
-            group = self.board.open_group(gang)
+            group = self.board.gather(gang)
         else:
             return
         self.board.commit(group, demand)
@@ -113,7 +113,7 @@ TestBoardHistory = BoardHistory.TestCase
 
 def test_units_that_a_holder_has_are_not_idle_until_it_releases_them() -> None:
     planned = board(4)
-    group = planned.open_group(planned.idle_gang(2) or ())
+    group = planned.gather(planned.idle_gang(2) or ())
     demand = Demand(resident_id=ResidentId("a"), num_units=2, profile=profile(60, (0, 20)))
     planned.commit(group, demand)
     planned.hold(ResidentId("rollout"), [UnitId("n2")])
@@ -135,7 +135,7 @@ def test_a_cordoned_node_takes_no_work_and_returns_idle() -> None:
 
 def test_a_resident_has_the_cycle_that_was_learned() -> None:
     planned = board(1)
-    group = planned.open_group([UnitId("n0")])
+    group = planned.gather([UnitId("n0")])
     one = ResidentId("a")
     demand = Demand(resident_id=one, num_units=1, profile=profile(60, (0, 20)))
     planned.commit(group, demand)

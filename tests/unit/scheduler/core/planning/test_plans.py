@@ -59,7 +59,7 @@ def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
     planner = Planner(Board(rooms), policy=PLEX)
     for name in ("a", "b"):
         asked = demand(name, state_bytes=state_bytes, busy=busy)
-        group = planner.board.open_group(planner.board.idle_gang(1) or ())
+        group = planner.board.gather(planner.board.idle_gang(1) or ())
         planner.board.commit(group, asked)
     return planner
 
@@ -124,7 +124,7 @@ def crowd(*busy: int, units: int = 1) -> Planner:
     """Return one group of jobs `j0`, `j1`, ... that ran one cycle alone, and `units - 1` idle."""
     rooms = [UnitRoom(unit_id=UnitId(f"n{i}"), host=f"n{i}") for i in range(units)]
     planner = Planner(Board(rooms), policy=PLEX)
-    group = planner.board.open_group(planner.board.idle_gang(1) or ())
+    group = planner.board.gather(planner.board.idle_gang(1) or ())
     for at, one in enumerate(busy):
         asked = demand(f"j{at}", busy=one)
         planner.board.commit(group, asked)
