@@ -25,9 +25,8 @@ from plexclient.specs import Parallel
 from plexsvc import sizes
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.lora import Lora
-from plexsvc.scheduler.core.place.demands import GUESS
 from plexsvc.scheduler.core.planning.memory import GIB, HostMemory
-from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profile import GUESS, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.live_cluster import MIB, SHARES_ALL, LiveCluster, start_cluster
 from tests.rigs.tiny_models import make_qwen3

@@ -18,10 +18,10 @@ from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.story import place_of, window_told
 from plexsvc.scheduler.api.views.waiting import Waits
-from plexsvc.scheduler.core.place.demands import PRIOR_JOB_US
 from plexsvc.scheduler.core.planning.groups import Group, Resident
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import (
+    PRIOR_JOB_US,
     SECOND_US,
     Demand,
     Mode,

@@ -8,24 +8,12 @@ that waits holds nothing that another waits for.
 
 from __future__ import annotations
 
-from typing import Final
-
 from plexsvc.ids import JobId, ResidentId
 from plexsvc.scheduler.core.cluster import Placement
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import GUESS, PRIOR_JOB_US, Demand
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.state import DeploymentEntry
-
-GUESS: Final = Profile(
-    period_us=60 * SECOND_US,
-    segments=(Segment(phase="training", offset_us=0, duration_us=18 * SECOND_US),),
-)
-"""The cycle assumed of a deployment never measured. Only its duty matters: so large that three such
-fill a group until it is known what they leave free."""
-
-PRIOR_JOB_US: Final = 3_600_000_000
-"""Run time assumed of a job that did not say it and of whose name no run was completed."""
 
 
 def demand(placement: Placement, deployment: DeploymentEntry) -> Demand:

@@ -118,6 +118,16 @@ class Profile:
         return replace(self, segments=tuple(segments), period_us=period_us)
 
 
+GUESS: Final = Profile(
+    period_us=60 * SECOND_US,
+    segments=(Segment(phase="training", offset_us=0, duration_us=18 * SECOND_US),),
+)
+"""The cycle assumed of a deployment never measured. Only its duty matters: so large that three such
+fill a group until it is known what they leave free."""
+
+PRIOR_JOB_US: Final = 3_600_000_000
+"""Run time assumed of a job that did not say it and of whose name no run was completed."""
+
 SYNC_PHASE: Final = "sync"
 """The phase that publishes weights."""
 

@@ -16,8 +16,7 @@ from plexsvc.scheduler.core.events import (
 )
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.place import demands, reasons
-from plexsvc.scheduler.core.place.demands import PRIOR_JOB_US
-from plexsvc.scheduler.core.planning.profile import Profile, Segment
+from plexsvc.scheduler.core.planning.profile import PRIOR_JOB_US, Profile, Segment
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from plexsvc.scheduler.core.vocabulary import Place

@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.api.views.newcomer import what_if
-from plexsvc.scheduler.core.place.demands import GUESS
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Group
@@ -20,7 +19,7 @@ from plexsvc.scheduler.core.planning.places import Search
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.plans import relieve
 from plexsvc.scheduler.core.planning.policies import PLEX, POLICIES, Policy
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
+from plexsvc.scheduler.core.planning.profile import GUESS, SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
 

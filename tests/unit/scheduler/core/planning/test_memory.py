@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from plexsvc.ids import ResidentId, UnitId
-from plexsvc.scheduler.core.place.demands import GUESS
 from plexsvc.scheduler.core.planning.memory import HostMemory, Use
-from plexsvc.scheduler.core.planning.profile import Demand
+from plexsvc.scheduler.core.planning.profile import GUESS, Demand
 from tests.rigs.core_invariants import check_memory
 from tests.unit.scheduler.core.planning.test_live_planning import rooms
 
