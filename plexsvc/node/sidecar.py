@@ -3,9 +3,9 @@
 Theory of operation. A state manager that dies is replaced by one that adopts what it left with the
 vault; ranks and callers find it at the same addresses and go on. One that hangs shows no progress
 (`Vault.beats`; while it starts, its processor time) and is killed. Silence is counted in looks, so
-that an agent that was itself stopped does not take its own absence for it. Three start with
-nothing, and `on_lost` ends the ranks first: a state manager that cannot adopt, the last one that
-may be started, and any on a node with memory that does not outlive its owner (CUDA).
+that an agent that was itself stopped does not take its own absence for it. Two start with
+nothing, and `on_lost` ends the ranks first: a state manager that cannot adopt, and the last one
+that may be started.
 """
 
 from __future__ import annotations
@@ -170,11 +170,7 @@ class Sidecar:
         return max(1, self._config.state_manager_silence_us // LOOK_US)
 
     async def _replace(self, *, is_last: bool) -> None:
-        if (
-            is_last
-            or not all(device.memory == "cpu" for device in self._config.devices)
-            or await self._is_refused()
-        ):
+        if is_last or await self._is_refused():
             await self._on_lost()
             self._vault.clear()
             await self.start()

@@ -5,7 +5,7 @@ under a key, before it acts on it: `put` replaces, `drop` lets go. Records come 
 in order and unanswered; what was sent before a kill still arrives. A new state manager is handed
 all of them first, oldest first, then `end`. The vault understands no record: their number is
 bounded by what the state manager admits, and they vanish with this process. Between its records a
-state manager that gets on sends beats, which are counted.
+state manager that gets on sends beats, which are counted. It may ask whether all it said was heard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Vault:
                 dataplane.send(sock, END)
             try:
                 while True:
-                    self._hear(dataplane.receive(sock))
+                    self._hear(dataplane.receive(sock), sock)
             except (OSError, EOFError) as error:
                 log.debug("state manager left", error=error)
             except (PlexError, KeyError, TypeError) as error:
@@ -56,9 +56,11 @@ class Vault:
         for key in list(self._kept):
             self._drop(key)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message, sock: socket.socket) -> None:
         if message.header["op"] == "beat":
             self.beats += 1
+        elif message.header["op"] == "ask":
+            dataplane.send(sock, END)
         else:
             self._take(message)
 

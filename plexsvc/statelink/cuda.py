@@ -4,7 +4,7 @@ The driver's virtual memory management gives a GPU what memory files give a CPU 
 manager creates physical memory and passes a descriptor (CUDA's shareable handle, its IPC by
 descriptor), a rank maps it at a reserved address, unmaps it to park, and maps another there later.
 Pointers and views stay valid, and parked memory is really gone from the device. The driver is
-called through NVIDIA's `cuda-bindings`. NOT RUN on a GPU yet; see docs/status.md.
+called through NVIDIA's `cuda-bindings`.
 """
 
 from __future__ import annotations
@@ -281,7 +281,9 @@ class CudaMemory:
         assert len(extents) == 1, extents
         del is_read_only
         self._driver.enter()
-        self.park()
+        if self._is_attached:
+            # Granted again, by a state manager's successor: the same memory, which kernels may use.
+            return
         with ExitStack() as done:
             handle = self._driver.import_fd(fd)
             done.callback(self._driver.release, handle)  # the mapping keeps the memory

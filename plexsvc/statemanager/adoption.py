@@ -8,7 +8,7 @@ maps when it resumes, and is told what it should.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -72,7 +72,7 @@ def adopt(
         _adopt_shared(node, entry)
     for entry in _take(left, "wpg"):
         record = records.parse(entry.facts)
-        _adopt_wpg(node, record, left)
+        _adopt_wpg(node, record, iter(entry.fds), left)
         _adopt_move(mover, record)
     for entry in _take(left, "version"):
         node.publisher.adopt(entry)
@@ -118,15 +118,21 @@ def _adopt_shared(node: ManagedNode, entry: BookEntry) -> None:
     region = record.region
     memory = RankMemory(node.tiers[record.device_index], node.disk)
     node.shared.adopt(record.state, memory)
+    fds = list(entry.fds)
+    is_apart = record.extents is not None and memory.tier.left is None
+    span_fd = fds.pop() if is_apart else None
     memory.adopt(
         region,
-        host_fd=entry.fds[0],
-        tail=_tail(entry, region, is_there=True),
+        host_fd=fds[0],
+        tail=_tail(entry, fds[1:], region, is_there=True),
         extents=record.extents,
+        span_fd=span_fd,
     )
 
 
-def _adopt_wpg(node: ManagedNode, record: StoredWpg, left: dict[Key, BookEntry]) -> None:
+def _adopt_wpg(
+    node: ManagedNode, record: StoredWpg, span_fds: Iterator[int], left: dict[Key, BookEntry]
+) -> None:
     state = record.state
     parked = {
         (rank, name): _needed(left, records.host_key(state.wpg_id, rank, name))
@@ -150,13 +156,17 @@ def _adopt_wpg(node: ManagedNode, record: StoredWpg, left: dict[Key, BookEntry])
             memory=RankMemory(node.tiers[state.ranks[rank].device_index], node.disk),
         )
         link.last_export = known.export
+        is_apart = link.memory.tier.left is None
+        fds = {name: next(span_fds) for name in known.extents if is_apart}
         for name, region in state.ranks[rank].regions.items():
             entry = parked[rank, name]
+            is_there = state.residency is Residency.HOST
             link.memory.adopt(
                 region,
                 host_fd=entry.fds[0],
-                tail=_tail(entry, region, is_there=state.residency is Residency.HOST),
+                tail=_tail(entry, entry.fds[1:], region, is_there=is_there),
                 extents=known.extents.get(name),
+                span_fd=fds.get(name),
             )
         link.memory.shared = node.shared.of(state.ranks[rank])
         index = left.pop(records.index_key(state.wpg_id, rank), None)
@@ -170,11 +180,13 @@ def _adopt_wpg(node: ManagedNode, record: StoredWpg, left: dict[Key, BookEntry])
         }
 
 
-def _tail(entry: BookEntry, region: RegionState, *, is_there: bool) -> Tail | None:
+def _tail(
+    entry: BookEntry, fds: Sequence[int], region: RegionState, *, is_there: bool
+) -> Tail | None:
     """Return what of a region is on disk; what is there of one that is loaded is let go."""
-    if len(entry.fds) == 1:
+    if not fds:
         return None
-    fd = entry.fds[1]
+    (fd,) = fds
     if not (is_there and region.has_host_copy and region.disk_bytes):
         os.close(fd)
         return None

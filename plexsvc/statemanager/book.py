@@ -2,7 +2,7 @@
 
 Records go to the node agent's vault (`plexsvc.node.vault`), which outlives this process. A record
 is a JSON line of facts and, after it, bytes; it travels with its checksum and with descriptors of
-the memory files it speaks of. Nothing is answered: what was sent before a kill arrives.
+the memory it speaks of. No record is answered: what was sent before a kill arrives.
 
 Theory of operation. Writing a record never waits, so it may be done under any lock: what the socket
 does not take stays here, in order. A caller that is about to act on a record or to answer for it
@@ -42,6 +42,7 @@ MAX_WAITING: Final = 4096
 """Records that may wait for the node agent; a further one is refused."""
 
 BEAT: Final = Message(header={"op": "beat"})
+ASK: Final = Message(header={"op": "ask"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class Book:
         self._sock = sock
         self._lock = threading.Lock()
         self._waiting: deque[_Outgoing] = deque()
+        self._asking = threading.Lock()
 
     def read(self) -> list[BookEntry]:
         """Return a predecessor's records; comes once, before anything is written.
@@ -113,6 +115,27 @@ class Book:
             poll = select.poll()
             poll.register(sock, select.POLLOUT)
             poll.poll(left_s * 1000)
+
+    def let_go(self) -> None:
+        """Return when the vault has let go of all that records no longer name.
+
+        Raises:
+            PlexError: `unavailable` when the vault is gone, or answers nothing for too long.
+        """
+        with self._asking:
+            sock = self._sock
+            if sock is None:
+                return
+            self._write(ASK)
+            self.settle()
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            if not poll.poll(SETTLE_S * 1000):
+                raise _unavailable(f"it has answered nothing for {SETTLE_S:.0f} s")
+            try:
+                dataplane.receive(sock)
+            except (OSError, EOFError) as error:
+                raise _unavailable(f"it is gone ({error})") from error
 
     def beat(self) -> None:
         """Show that this process gets on, unless the node agent does not read.

@@ -191,8 +191,9 @@ class Clients:
         with self._node.lock:
             left = without(self._node.ledger.wpgs[link.wpg_id], link.rank)
         if left.ranks or left.lost:
-            facts = facts_of(left, self._node.links_of(link.wpg_id), residency=None, last_move=None)
-            self._node.book.put(wpg_key(link.wpg_id), facts)
+            links = self._node.links_of(link.wpg_id)
+            facts, fds = facts_of(left, links, residency=None, last_move=None)
+            self._node.book.put(wpg_key(link.wpg_id), facts, fds=fds)
         else:
             self._node.book.drop(wpg_key(link.wpg_id))
         self._node.book.drop(index_key(link.wpg_id, link.rank))

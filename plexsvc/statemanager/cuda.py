@@ -1,14 +1,16 @@
 """The device tier of a GPU: physical memory created here and granted to ranks.
 
-NOT RUN on a GPU yet; see docs/status.md.
+A descriptor alone keeps such memory, mapped or not, and whoever has it can map it. So the vault
+keeps those of what is on the device, and a successor imports the memory as ranks do.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from plexsvc.errors import internal
+from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statelink.mapping import Extent
 from plexsvc.statemanager.caller import Tell, tell_nobody
@@ -17,28 +19,43 @@ from plexsvc.statemanager.tiers import DeviceExtents, DeviceTier
 from plexsvc.weights.pieces import Bytes
 
 
+def keep_nothing() -> None:
+    """Return at once: nobody keeps anything for a successor."""
+
+
 class CudaDevice:
     """Memory of one GPU; each region is one physical allocation, mapped here and there."""
 
     kind = "cuda"
 
-    def __init__(self, gpu: int) -> None:
+    def __init__(self, gpu: int, *, let_go: Callable[[], None] = keep_nothing) -> None:
         self._driver = open_driver(gpu)
+        self._let_go = let_go
         self.granule_bytes = self._driver.granularity
         self._mapped: dict[int, tuple[int, int, int]] = {}  # by descriptor: address, bytes, handle
 
     @property
     def left(self) -> None:
-        """Nothing: the memory ends with its owner."""
+        """Nothing: each region has a descriptor of its own."""
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
-        """Refuse: no predecessor's memory is left.
+    def claim(
+        self, nbytes: int, extents: tuple[Extent, ...], *, fd: int | None = None
+    ) -> DeviceExtents:
+        """Return a region that a predecessor had reserved, whose bytes are there.
 
         Raises:
-            PlexError: `internal`.
+            PlexError: `internal` where the driver refuses it.
         """
-        text = f"{nbytes} device bytes at {extents} ended with their state manager"
-        raise internal(f"{text}; start without its records")
+        assert fd is not None, "a region's memory comes with its record"
+        self._driver.enter()
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
+            handle = self._driver.import_fd(fd)
+            undo.callback(self._driver.release, handle)
+            address = self._mapped_at(handle, nbytes, undo)
+            undo.pop_all()
+        self._mapped[fd] = address, nbytes, handle
+        return DeviceExtents(nbytes=nbytes, extents=extents, fd=fd)
 
     def tidy(self) -> None:
         """Do nothing: there is nothing to claim."""
@@ -56,13 +73,10 @@ class CudaDevice:
         driver = self._driver
         driver.enter()
         with ExitStack() as undo:
-            handle, fd = driver.create(nbytes)
+            handle, fd = self._created(nbytes)
             undo.callback(driver.release, handle)
             undo.callback(os.close, fd)
-            address = driver.reserve(nbytes)
-            undo.callback(driver.free_address, address, nbytes)
-            driver.map(address, nbytes, handle)
-            undo.callback(driver.unmap, address, nbytes)
+            address = self._mapped_at(handle, nbytes, undo)
             # New physical memory holds whatever its last owner left there.
             start = 0 if is_zeroed else nbytes
             if rest := driver.round_up(nbytes) - start:
@@ -71,6 +85,24 @@ class CudaDevice:
             undo.pop_all()
         self._mapped[fd] = address, nbytes, handle
         return DeviceExtents(nbytes=nbytes, extents=(Extent(offset=0, nbytes=nbytes),), fd=fd)
+
+    def _created(self, nbytes: int) -> tuple[int, int]:
+        try:
+            return self._driver.create(nbytes)
+        except PlexError as error:
+            if error.code != ErrorCode.NO_ROOM:
+                raise
+            # What was given back a moment ago is there until the vault has let go of it, too.
+            self._let_go()
+            return self._driver.create(nbytes)
+
+    def _mapped_at(self, handle: int, nbytes: int, undo: ExitStack) -> int:
+        """Return the address at which memory is mapped from now on, unless that is undone."""
+        address = self._driver.reserve(nbytes)
+        undo.callback(self._driver.free_address, address, nbytes)
+        self._driver.map(address, nbytes, handle)
+        undo.callback(self._driver.unmap, address, nbytes)
+        return address
 
     def release(self, span: DeviceExtents, *, is_final: bool) -> None:
         """Free the memory on the device; every release is final here."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plexsvc.errors import bad_request, internal
 from plexsvc.statelink.cuda import open_driver
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
-from plexsvc.statemanager.cuda import CudaDevice
+from plexsvc.statemanager.cuda import CudaDevice, keep_nothing
 from plexsvc.statemanager.tiers import ArenaFile, CpuArena, DeviceTier
 
 
@@ -35,16 +35,22 @@ def check_budgets(devices: Sequence[TierConfig]) -> None:
 
 
 def open_tier(
-    device: TierConfig, config: StateManagerConfig, *, left: ArenaFile | None = None
+    device: TierConfig,
+    config: StateManagerConfig,
+    *,
+    left: ArenaFile | None = None,
+    let_go: Callable[[], None] = keep_nothing,
 ) -> DeviceTier:
     """Return the memory of a configured device; an arena lies in the file a predecessor `left`.
+
+    `let_go` returns when nobody keeps for a successor what was given back.
 
     Raises:
         PlexError: `bad_request` for a kind of memory that this machine does not have; `internal`
             when what was left is not of this configuration.
     """
     if device.memory == "cuda":
-        return CudaDevice(device.gpu_index)
+        return CudaDevice(device.gpu_index, let_go=let_go)
     if device.memory != "cpu":
         raise bad_request(
             f"device {device.index}: memory {device.memory!r} is unknown; use cpu or cuda"

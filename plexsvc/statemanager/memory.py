@@ -79,8 +79,11 @@ class RankMemory:
         host_fd: int,
         tail: Tail | None,
         extents: tuple[Extent, ...] | None,
+        span_fd: int | None = None,
     ) -> None:
         """Take over a region that a predecessor had allocated; `extents` while on the device.
+
+        `span_fd` is of device memory that is in no arena.
 
         Raises:
             PlexError: `internal` when it cannot have been.
@@ -90,7 +93,7 @@ class RankMemory:
         )
         self._lend(region)
         if extents is not None:
-            self.spans[region.name] = self.tier.claim(region.nbytes, extents)
+            self.spans[region.name] = self.tier.claim(region.nbytes, extents, fd=span_fd)
 
     def reserve(self, regions: Iterable[RegionState]) -> None:
         """Take device memory for a load; what has no host copy to be loaded is zeroed.

@@ -72,7 +72,9 @@ class ManagedNode:
         check_budgets(config.devices)
         self.disk = Disk(config.disk_dir) if config.disk_bytes else None
         self.tiers: dict[int, DeviceTier] = {
-            device.index: open_tier(device, config, left=arenas.get(device.index))
+            device.index: open_tier(
+                device, config, left=arenas.get(device.index), let_go=book.let_go
+            )
             for device in config.devices
         }
         shelf = VersionShelf(
@@ -270,8 +272,8 @@ class ManagedNode:
         links = self.links_of(wpg_id)
         with self.lock:
             wpg = self.ledger.wpgs[wpg_id]
-            facts = facts_of(wpg, links, residency=residency, last_move=move)
-        self.book.put(wpg_key(wpg_id), facts)
+            facts, fds = facts_of(wpg, links, residency=residency, last_move=move)
+        self.book.put(wpg_key(wpg_id), facts, fds=fds)
 
     def write_host(self, link: RankLink, name: str) -> None:
         """Note for a successor what of a parked region is in memory, and what on disk."""

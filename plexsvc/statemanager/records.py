@@ -6,7 +6,7 @@ state counts as where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -64,14 +64,23 @@ def index_key(wpg_id: WpgId, rank: int) -> Key:
 
 def facts_of(
     wpg: WpgEntry,
-    links: Iterable[RankLink],
+    links: Sequence[RankLink],
     *,
     residency: Residency | None,
     last_move: Facts | None,
-) -> Facts:
-    """Return a WPG's record; `residency` where a move is just done."""
+) -> tuple[Facts, list[int]]:
+    """Return a WPG's record, and the descriptors of its device memory that is in no arena.
+
+    `residency` is given where a move is just done. Descriptors come in the order of `extents`.
+    """
     # A move under way counts as failed: until it is whole the state is where it was.
     at = residency or TRANSITIONS.get((wpg.residency, ResidencyTrigger.MOVE_FAILED), wpg.residency)
+    fds = [
+        span.fd
+        for link in links
+        if at is Residency.DEVICE and link.rank in wpg.ranks and link.memory.tier.left is None
+        for span in link.memory.spans.values()
+    ]
     ranks = {
         link.rank: RankRecord(
             client_id=link.client_id,
@@ -92,7 +101,7 @@ def facts_of(
     assert ranks.keys() == wpg.ranks.keys(), (ranks, wpg)
     record = StoredWpg(state=replace(wpg, residency=at), ranks=ranks, last_move=last_move)
     facts: Facts = msgspec.to_builtins(record, str_keys=True)
-    return facts
+    return facts, fds
 
 
 def host_of(host: HostCopy) -> tuple[list[int], bytes]:

@@ -141,5 +141,7 @@ class SharedRegions:
         state, host = region.state, region.host
         extents = region.span.extents if state.is_on_device and region.memory.spans else None
         fds, body = records.host_of(host)
+        if extents is not None and region.memory.tier.left is None:
+            fds.append(region.span.fd)
         key = records.shared_key(state.device_index, state.region.shared_key)
         self._book.put(key, records.shared_facts(state, extents), body=body, fds=fds)

@@ -52,10 +52,12 @@ class DeviceTier(Protocol):
 
     @property
     def left(self) -> ArenaFile | None:
-        """The file that a successor takes over, None for memory that ends with its owner."""
+        """The file that a successor takes over, None where each region has a descriptor."""
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
-        """Return a region that a predecessor had reserved.
+    def claim(
+        self, nbytes: int, extents: tuple[Extent, ...], *, fd: int | None = None
+    ) -> DeviceExtents:
+        """Return a region that a predecessor had reserved; `fd` is its descriptor, if it has one.
 
         Raises:
             PlexError: `internal` when it cannot have been.
@@ -150,12 +152,15 @@ class CpuArena:
         """The file it lies in."""
         return ArenaFile(fd=self._fd, page_bytes=self.page_bytes)
 
-    def claim(self, nbytes: int, extents: tuple[Extent, ...]) -> DeviceExtents:
+    def claim(
+        self, nbytes: int, extents: tuple[Extent, ...], *, fd: int | None = None
+    ) -> DeviceExtents:
         """Return a region that a predecessor had reserved here.
 
         Raises:
             PlexError: `internal` when it cannot have been.
         """
+        assert fd is None, "all of an arena's regions are in its file"
         if sum(extent.nbytes for extent in extents) != nbytes:
             raise internal(f"{nbytes} device bytes lie in {extents}")
         self._pool.claim(extents)

@@ -84,7 +84,10 @@ class FakeCuda:
                     if name in FREEING:
                         act(*arguments)
                     return (self.fail_with, None)
-            return (Code.SUCCESS, *(act(*arguments) or ()))
+            try:
+                return (Code.SUCCESS, *(act(*arguments) or ()))
+            except MemoryError:
+                return (Code.OUT_OF_MEMORY, None)
 
         return call
 
@@ -137,6 +140,8 @@ class FakeCuda:
     def _cuMemCreate(self, nbytes: int, prop: SimpleNamespace, _flags: int) -> tuple[int]:
         assert prop.requestedHandleTypes == prop.location.type == prop.type == 1
         assert nbytes % GRANULARITY == 0, nbytes
+        if sum(size for _, size in self.handles.values()) + nbytes > self.nbytes:
+            raise MemoryError
         fd = os.memfd_create("fake-gpu")
         os.truncate(fd, nbytes)
         os.pwrite(fd, bytes([STALE]) * nbytes, 0)

@@ -54,17 +54,24 @@ class WatchedVault(Vault):
 class KeptDaemon(Daemon):
     """Stands for the node agent: its sidecar runs in a thread of this process."""
 
-    def __init__(self, directory: Path, stack: ExitStack, **config: Any) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, *, memory: str = "cpu", **config: Any
+    ) -> None:
+        """`memory` is that of its devices; for `cuda` a GPU must be there, real or not."""
         self._stack = stack
+        nbytes, gpu = (4 * MIB, None) if memory == "cpu" else (32 * MIB, 0)
+        device = DeviceConfig(kind="train", memory=memory, gpu=gpu, bytes_total=nbytes)
         self._config = AgentConfig(
             node_id="n0",
-            devices=(DeviceConfig(kind="train", bytes_total=4 * MIB),) * 2,
+            devices=(device,) * 2,
             runtime_dir=directory,
             keys_file=keys_file(directory),
             staging_bytes=1 * MIB,
             **{"host_bytes": 64 * MIB, **config},
         )
         self.vault = WatchedVault()
+        self.idle = ["numbers"] if memory == "cuda" else ["arena", "arena", "numbers"]
+        """What is kept of a node on which nothing is."""
         self.lost = 0
         self.restarts = 0
         self._started = threading.Event()

@@ -15,7 +15,7 @@ import pytest
 from plexclient.wire.v1 import common_pb2, statemanager_pb2
 from plexsvc.errors import PlexError
 from tests.rigs.kept_daemon import KeptDaemon
-from tests.rigs.state_daemon import DEADLINE_S, Client
+from tests.rigs.state_daemon import DEADLINE_S, ROOT, Client
 from tests.rigs.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -38,14 +38,25 @@ PIECE = {
     "stride": [1],
 }
 FENCE = common_pb2.Fence(scheduler_epoch=1)
-IDLE = ["arena", "arena", "numbers"]
-"""What is kept of a node on which nothing is."""
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
+def memory() -> str:
+    """`cpu`: an arena. Tests give `cuda`, too: a GPU whose driver is a fake one in each process."""
+    return "cpu"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptDaemon]:
+    if memory == "cuda":
+        put_fake_gpu(monkeypatch)
     with ExitStack() as stack:
-        yield KeptDaemon(tmp_path, stack)
+        yield KeptDaemon(tmp_path, stack, memory=memory)
+
+
+def put_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (ROOT, ROOT / "tests/fakes/fake_gpu"):
+        monkeypatch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
 
 
 def rank(daemon: KeptDaemon, wpg_id: str, number: int = 0, *, seed: int = 1) -> Client:
@@ -79,7 +90,10 @@ def forget(daemon: KeptDaemon, *wpg_ids: str, epoch: int = 0) -> None:
         )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("memory", "number"),
+    [("cpu", signal.SIGKILL), ("cpu", signal.SIGTERM), ("cuda", signal.SIGKILL)],
+)
 def test_resident_and_parked_state_is_there_after_a_kill(
     kept: KeptDaemon, number: signal.Signals
 ) -> None:
@@ -158,7 +172,7 @@ def test_a_successor_that_hangs_while_it_starts_is_replaced_and_the_state_stays(
         assert a("hash", name="params") == expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("memory", "ranks"), [("cpu", 1), ("cpu", 2), ("cuda", 2)])
 @pytest.mark.parametrize("step", ["export", "park", "restored"])
 def test_a_kill_inside_a_move_leaves_the_state_whole(
     kept: KeptDaemon, step: str, ranks: int
@@ -176,7 +190,7 @@ def test_a_kill_inside_a_move_leaves_the_state_whole(
     assert kept.move("a", "DEVICE").error.code == ""
     assert [client("hash", name="params") for client in clients] == hashes
     forget(kept, "a")
-    wait_until(lambda: kept.vault.kinds == IDLE, what="nothing is kept")
+    wait_until(lambda: kept.vault.kinds == kept.idle, what="nothing is kept")
 
 
 def test_a_move_that_was_done_is_answered_as_before(kept: KeptDaemon) -> None:
@@ -283,9 +297,23 @@ def test_a_successor_that_is_killed_while_it_starts_loses_nothing(kept: KeptDaem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "nth"), [("whole", 24), ("replicas", 24), ("shared", 28)])
+@pytest.mark.parametrize(
+    ("name", "nth", "memory"),
+    [
+        ("whole", 24, "cpu"),
+        ("replicas", 24, "cpu"),
+        ("shared", 28, "cpu"),
+        ("whole", 24, "cuda"),
+        ("shared", 28, "cuda"),
+    ],
+)
 def test_whatever_record_it_dies_at_nothing_is_lost(
-    tmp_path: Path, name: str, nth: int, every: Callable[[int], int]
+    tmp_path: Path,
+    name: str,
+    nth: int,
+    memory: str,
+    every: Callable[[int], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Kill at records all along a program; the results are those without."""
     program = {
@@ -293,8 +321,10 @@ def test_whatever_record_it_dies_at_nothing_is_lost(
         "replicas": partial(whole_program, seed=1),
         "shared": shared_program,
     }[name]
+    if memory == "cuda":
+        put_fake_gpu(monkeypatch)
     with ExitStack() as stack:
-        daemon = KeptDaemon(tmp_path, stack)
+        daemon = KeptDaemon(tmp_path, stack, memory=memory)
         undisturbed = program(daemon)
         total = daemon.vault.count
     assert total > 20, "the program writes records"
@@ -302,7 +332,7 @@ def test_whatever_record_it_dies_at_nothing_is_lost(
         with ExitStack() as stack:
             directory = tmp_path / str(number)
             directory.mkdir(mode=0o700)
-            daemon = KeptDaemon(directory, stack)
+            daemon = KeptDaemon(directory, stack, memory=memory)
 
             def at(
                 count: int, message: object, daemon: KeptDaemon = daemon, number: int = number
@@ -343,7 +373,7 @@ def whole_program(daemon: KeptDaemon, *, seed: int) -> list[object]:
     seen.append(daemon.move("a", "HOST", lease_no=10).error.code)
     daemon.stub.DropStaged(statemanager_pb2.DropStagedRequest(job_id="job"), timeout=DEADLINE_S)
     forget(daemon, "a", "b", epoch=1)
-    wait_until(lambda: daemon.vault.kinds == IDLE, what="nothing is kept")
+    wait_until(lambda: daemon.vault.kinds == daemon.idle, what="nothing is kept")
     inventory = daemon.inventory()
     seen += [inventory.host_bytes_used, inventory.staging_bytes_used]
     seen += [device.bytes_used for device in inventory.devices]
@@ -362,7 +392,7 @@ def shared_program(daemon: KeptDaemon) -> list[object]:
     seen.append(daemon.move("a", "DEVICE", lease_no=3).error.code)
     seen += [first("hash", name="model"), first("hash", name="own"), first("read_only")]
     forget(daemon, "a", "b")
-    wait_until(lambda: daemon.vault.kinds == IDLE, what="nothing is kept")
+    wait_until(lambda: daemon.vault.kinds == daemon.idle, what="nothing is kept")
     inventory = daemon.inventory()
     return [*seen, inventory.host_bytes_used, *(d.bytes_used for d in inventory.devices)]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,7 @@ def test_versions_and_copies_take_host_memory_from_parked_state(daemon: Daemon) 
 def kept(tmp_path: Path) -> Iterator[KeptDaemon]:
     """A node with a block of host memory and three on disk, and a successor for each kill."""
     with ExitStack() as stack:
-        where = {"disk_bytes": 3 * BLOCK, "disk_dir": tmp_path / "disk"}
+        where: dict[str, Any] = {"disk_bytes": 3 * BLOCK, "disk_dir": tmp_path / "disk"}
         yield KeptDaemon(tmp_path, stack, host_bytes=BLOCK, **where)
 
 
@@ -184,7 +185,7 @@ def test_what_ranks_hold_with_the_same_bytes_is_on_disk_once_and_outlives_a_kill
     tmp_path: Path, blocks: int
 ) -> None:
     with ExitStack() as stack:
-        where = {"disk_bytes": 3 * BLOCK, "disk_dir": tmp_path / "disk"}
+        where: dict[str, Any] = {"disk_bytes": 3 * BLOCK, "disk_dir": tmp_path / "disk"}
         kept = KeptDaemon(tmp_path, stack, host_bytes=blocks * BLOCK, **where)
         ranks = [rank(kept, "a", seed=7, number=number) for number in range(2)]
         expected = ranks[0]("hash", name="params")

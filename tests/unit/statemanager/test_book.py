@@ -45,6 +45,37 @@ def test_a_record_that_nobody_reads_holds_nobody_up(ends: tuple[Book, socket.soc
     assert list(vault._kept) == [key(number) for number in range(100)]
 
 
+def test_what_was_dropped_is_let_go_of_when_the_vault_says_so(
+    ends: tuple[Book, socket.socket],
+) -> None:
+    book, theirs = ends
+    vault = Vault()
+    keeper = threading.Thread(target=vault.serve, args=(theirs,))
+    keeper.start()
+    book.read()
+    read_end, write_end = os.pipe()
+    book.put(key(0), {}, fds=[write_end])
+    os.close(write_end)
+    book.drop(key(0))
+    book.let_go()
+    assert os.read(read_end, 1) == b"", "nobody holds its other end"
+    os.close(read_end)
+    book.close()
+    keeper.join()
+
+
+def test_a_vault_that_does_not_answer_is_not_waited_for_for_ever(
+    ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, theirs = ends
+    monkeypatch.setattr(books, "SETTLE_S", 0.01)
+    with pytest.raises(PlexError, match="answered nothing"):
+        book.let_go()
+    theirs.close()
+    with pytest.raises(PlexError, match="gone"):
+        book.let_go()
+
+
 def test_whoever_must_have_written_waits_and_not_for_ever(
     ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:

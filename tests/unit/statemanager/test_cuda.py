@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from plexsvc.statemanager.hostcopy import HostCopy
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.memory import RankMemory
 from plexsvc.statemanager.node import ManagedNode, region_state
-from tests.fakes.fake_cuda import GRANULARITY, Code, FakeCuda
+from tests.fakes.fake_cuda import GRANULARITY, FakeCuda
 from tests.rigs.memory_files import open_files
 
 LAYERS, HIDDEN = 24, 64
@@ -116,7 +117,7 @@ def test_a_rank_maps_what_it_was_granted_whatever_call_failed_before(fake: FakeC
 
 def test_a_device_without_room_says_so(fake: FakeCuda) -> None:
     device = CudaDevice(0)
-    fake.fail_at, fake.fail_with = 2, Code.OUT_OF_MEMORY
+    fake.nbytes = 0
     with pytest.raises(PlexError, match=r"no_room.*cuMemCreate on GPU 0"):
         device.reserve(GRANULARITY, is_zeroed=True)
 
@@ -152,6 +153,59 @@ def test_host_memory_is_locked_when_it_is_allocated_and_not_in_a_move(fake: Fake
     memory.copy_in([region])
     assert fake.calls["cuMemHostRegister"] == 1
     memory.free()
+    assert fake.is_balanced
+
+
+def test_a_successor_finds_the_bytes_of_what_was_on_the_device(fake: FakeCuda) -> None:
+    first, host = CudaDevice(0), HostCopy(GRANULARITY)
+    span, whole = first.reserve(GRANULARITY, is_zeroed=False), Extent(offset=0, nbytes=GRANULARITY)
+    host.view()[:] = 7
+    first.from_host(span, host.address, whole)
+    kept = os.dup(span.fd)  # by the vault
+    first.close()
+    assert fake.is_balanced, "the descriptor alone keeps the memory"
+    second = CudaDevice(0)
+    claimed = second.claim(span.nbytes, span.extents, fd=kept)
+    host.view()[:] = 0
+    second.to_host(claimed, host.address, whole)
+    assert (np.asarray(host.view()) == 7).all()
+    second.release(claimed, is_final=True)
+    host.close()
+    assert fake.is_balanced
+
+
+def test_whatever_call_fails_as_memory_is_claimed_nothing_is_kept(fake: FakeCuda) -> None:
+    first = CudaDevice(0)
+    span = first.reserve(GRANULARITY, is_zeroed=True)
+    second, before = CudaDevice(0), open_files()
+
+    def claim() -> None:
+        claimed = second.claim(span.nbytes, span.extents, fd=os.dup(span.fd))
+        second.release(claimed, is_final=True)
+
+    assert failing_at_each_call(fake, claim) >= 3
+    first.close()
+    assert fake.is_balanced
+    assert open_files() < before
+
+
+def test_memory_that_the_vault_still_has_is_waited_for_once(fake: FakeCuda) -> None:
+    asked = list[str]()
+
+    def let_go() -> None:
+        asked.append("once")
+        fake.nbytes = 2 * GRANULARITY
+
+    device = CudaDevice(0, let_go=let_go)
+    fake.nbytes = GRANULARITY
+    device.reserve(GRANULARITY, is_zeroed=True)
+    assert not asked
+    device.reserve(GRANULARITY, is_zeroed=True)
+    assert asked == ["once"]
+    with pytest.raises(PlexError, match="no_room"):
+        device.reserve(GRANULARITY, is_zeroed=True)
+    assert asked == ["once"] * 2
+    device.close()
     assert fake.is_balanced
 
 

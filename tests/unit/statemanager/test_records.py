@@ -57,7 +57,7 @@ def links() -> list[RankLink]:
 
 
 def parsed(wpg: WpgEntry, *, residency: Residency | None = None) -> records.StoredWpg:
-    facts = records.facts_of(wpg, links(), residency=residency, last_move={"move_id": "00"})
+    facts, _ = records.facts_of(wpg, links(), residency=residency, last_move={"move_id": "00"})
     return records.parse(json.loads(json.dumps(facts)))
 
 
