@@ -20,6 +20,8 @@ Probes that generate are skipped where there is no vLLM. Without a GPU every pro
 | `train`, `train_fsdp`, | tokens a second of forward_backward and step, its share of waiting, its |
 | `train_float` | memory against the estimate |
 | `two_trainers` | do two jobs on one device end with the bits they have alone; save and load |
+| `half_billion` | the same with half a billion parameters; seconds of a context switch |
+| `lost_state_manager` | does state on the card outlive a kill -9 of its state manager |
 | `dead_neighbour` | does a parked job outlive a kill -9 of the rank that is on the device |
 | `continuation` | does a sample go on as it would have, from each of its tokens |
 | `two_engines` | do two engines fit on two GPUs, or on halves of the only one |
@@ -319,6 +321,23 @@ def two_trainers(memory: str) -> dict[str, object]:
         return {"parameters": at.parameters, **found}
 
 
+def half_billion(memory: str) -> dict[str, object]:
+    """Have two jobs of half a billion parameters take turns, in float32 with Adam."""
+    from benchmarks.state_rig import HALF_BILLION
+    from benchmarks.trainer_rig import LAYOUTS, compared, site
+
+    with site(memory, HALF_BILLION) as at:
+        return {"parameters": at.parameters, **compared(at, LAYOUTS[0])}
+
+
+def lost_state_manager(memory: str) -> dict[str, object]:
+    """Kill the state manager of two jobs that take turns, twice."""
+    from benchmarks.trainer_rig import LAYOUTS, adopted, site
+
+    with site(memory) as at:
+        return adopted(at, LAYOUTS[1])
+
+
 def dead_neighbour(memory: str) -> dict[str, object]:
     """Kill the rank of a job on the device while another's state is parked."""
     from benchmarks.trainer_rig import site, survived
@@ -393,6 +412,8 @@ PROBES: Final[Mapping[str, Probe]] = {
     "train_fsdp": Probe(ask=train_fsdp, runs_on_cpu=True),
     "train_float": Probe(ask=train_float, runs_on_cpu=True),
     "two_trainers": Probe(ask=two_trainers, runs_on_cpu=True),
+    "half_billion": Probe(ask=half_billion, runs_on_cpu=True),
+    "lost_state_manager": Probe(ask=lost_state_manager, runs_on_cpu=True),
     "dead_neighbour": Probe(ask=dead_neighbour, runs_on_cpu=True),
     "continuation": Probe(ask=continuation, runs_on_cpu=True, generates=True, limit_s=600),
     "two_engines": Probe(ask=two_engines, generates=True, limit_s=600),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Final
 
 import plexclient as plex
-from benchmarks.state_rig import HALF_BILLION, random_model
+from benchmarks.state_rig import random_model
 from plexclient.specs import DEVICE
+from plexsvc import families, sizes
 from plexsvc.node.discovery import GRANULE
 from plexsvc.weights.random_model import ModelShape, device_bytes_for_one
 from tests.rigs.live_cluster import LiveCluster, rank_processes, start_cluster
+from tests.rigs.processes import running
+from tests.rigs.waiting import wait_until
 from tests.rigs.workloads import Program, run_interleaved
 
 LAYOUTS: Final = (
@@ -29,11 +33,10 @@ LAYOUTS: Final = (
 )
 """Backend, dtype and where the optimizer is; bfloat16 has masters in float32."""
 
-PARKED_BYTES: Final = 2 << 30
-"""What both ranks may keep on a GPU while they are parked, by the ranks' own estimate."""
-
-PASS_BYTES: Final = 9 << 29
-"""What a pass over 1,024 tokens takes beside the state, by the same estimate."""
+SMALL: Final = ModelShape(
+    hidden=1024, layers=4, heads=8, kv_heads=4, head_dim=128, ffn=4096, max_positions=512
+)
+MICRO_BATCH_TOKENS: Final = 1024
 
 Layout = tuple[str, str, str]
 
@@ -60,7 +63,7 @@ class Site:
             backend=backend,
             dtype=dtype,
             optimizer=plex.AdamW(lr=1e-4, on=on),
-            micro_batch_tokens=1024,
+            micro_batch_tokens=MICRO_BATCH_TOKENS,
             seed=seed,
         )
         return actor
@@ -78,13 +81,16 @@ class Site:
 
 
 @contextmanager
-def site(memory: str) -> Iterator[Site]:
-    """Yield a service on the first GPU, or on a CPU arena; it ends afterwards."""
+def site(memory: str, shape: ModelShape = SMALL) -> Iterator[Site]:
+    """Yield a service on the first GPU, or on a CPU arena; it ends afterwards.
+
+    Jobs have a model of `shape` on a GPU, and a tiny one on a CPU.
+    """
     on_gpu = memory == "cuda"
     with tempfile.TemporaryDirectory(prefix="pxt") as name:
         place = Path(name)
-        model, parameters = random_model(HALF_BILLION if on_gpu else ModelShape())
-        room = device_bytes_for_one(parameters) + (PARKED_BYTES + PASS_BYTES if on_gpu else 0)
+        model, parameters = random_model(shape if on_gpu else ModelShape())
+        room = device_bytes_for_one(parameters) + (_beside_state(model) if on_gpu else 0)
         room = -(-room // GRANULE) * GRANULE
         device = f'{{ kind = "train", memory = "{memory}", bytes_total = {room} }}'
         with (
@@ -99,6 +105,20 @@ def site(memory: str) -> Iterator[Site]:
                 parameters=parameters,
                 tokens=256 if on_gpu else 24,
             )
+
+
+def _beside_state(model: Path) -> int:
+    """Return what two processes keep on a GPU, and the largest pass, by the ranks' estimates."""
+    largest = sizes.of_pass(
+        families.read(model),
+        backend="fsdp",
+        dtype="float32",
+        parallel=plex.Parallel(),
+        tokens=MICRO_BATCH_TOKENS,
+        recompute="",
+        lora=None,
+    )
+    return 2 * sizes.CONTEXT_BYTES + largest
 
 
 def compared(at: Site, layout: Layout) -> dict[str, object]:
@@ -152,6 +172,42 @@ def survived(at: Site, layout: Layout) -> dict[str, object]:
             pass
         equals_alone = kept.digest() == alone
     return {"survivor_equals_alone": equals_alone, "cause_is_told": cause == "worker_died"}
+
+
+def adopted(at: Site, layout: Layout) -> dict[str, object]:
+    """Return whether jobs whose state manager is killed twice end as each does alone.
+
+    The first kill comes between two operations, the second into one.
+    """
+    alone = [at.alone(layout, seed=seed) for seed in (0, 1)]
+    with at.connection.job("first") as first, at.connection.job("second") as second:
+        actors = [at.deploy(job, layout, seed=seed) for seed, job in enumerate((first, second))]
+        turns = [at.program(actor, seed).operations() for seed, actor in enumerate(actors)]
+        for turn in turns:
+            next(turn)
+        replaced_s = _seconds(lambda: _replaced(at))
+        for turn in turns:
+            next(turn)
+        meanwhile = threading.Timer(0.05, _replaced, [at])
+        meanwhile.start()
+        while turns:
+            turns = [turn for turn in turns if next(turn, StopIteration) is None]
+        meanwhile.join()
+        return {
+            "equal_alone": [actor.digest() for actor in actors] == alone,
+            "replaced_s": replaced_s,
+        }
+
+
+def _replaced(at: Site) -> None:
+    """Kill -9 the state manager; return when it has a successor."""
+
+    def found() -> list[int]:
+        return running("plexsvc.statemanager.main", below=at.live.pid)
+
+    before = found()
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: found() not in ([], before), what="a successor runs")
 
 
 def _switched(at: Site) -> tuple[int, float]:
