@@ -17,7 +17,7 @@ from plexclient.wire.v1 import operations_pb2
 from plexsvc.errors import bad_request
 from plexsvc.router import bounds
 from plexsvc.router.http import shapes
-from plexsvc.router.http.shapes import bad
+from plexsvc.router.http.fields import MAX_INT, Asked, bad, is_whole, real, text, whole
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
@@ -92,8 +92,6 @@ NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
 }
 """Fields that ask for what is not done here, and what they may hold."""
 
-Asked = Mapping[str, Any]
-
 
 def operation_of(asked: Asked, *, is_chat: bool, session: str) -> operations_pb2.Operation:
     """Return the operation that a request asks for.
@@ -163,9 +161,9 @@ def encoding_of(asked: Asked) -> operations_pb2.Operation:
         "continue_final_message": (False,),
     }
     check_fields(asked, fields | {"model", "return_token_strs"}, neutral=neutral)
-    prompt = (
-        _chat(asked) if is_chat else operations_pb2.Prompt(text=_text(asked, "prompt", least=0))
-    )
+    if is_chat:
+        return _operation(asked, _encoding(_chat(asked)))
+    prompt = operations_pb2.Prompt(text=text(asked, "prompt", least=0, most=None))
     return _operation(asked, _encoding(prompt))
 
 
@@ -189,7 +187,7 @@ def _encoding(prompt: operations_pb2.Prompt) -> operations_pb2.Generate:
 
 
 def _operation(asked: Asked, generate: operations_pb2.Generate) -> operations_pb2.Operation:
-    model = _text(asked, "model")
+    model = text(asked, "model")
     operation = operations_pb2.Operation(
         operation_id=new_operation_id(),
         job_id=model.partition("/")[0],
@@ -264,31 +262,29 @@ def wants_usage(asked: Asked) -> bool:
 
 def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
     default, echoes = DEFAULT_TOKENS if not is_chat else 0, wants(asked, "echo")
-    most = _whole("max_tokens", asked.get("max_tokens"), default=default, low=0 if echoes else 1)
-    of_prompt = _whole("prompt_logprobs", asked.get("prompt_logprobs"), high=MAX_LOGPROBS)
+    most = whole(asked, "max_tokens", default=default, least=0 if echoes else 1)
+    of_prompt = whole(asked, "prompt_logprobs", default=0, most=MAX_LOGPROBS)
     if "prompt_logprobs" in asked and wants(asked, "stream"):
         raise bad("prompt_logprobs", of_prompt, "null in a stream")
     top = _top_logprobs(asked, is_chat=is_chat)
     sampling = operations_pb2.SamplingParams(
-        n=_whole("n", asked.get("n"), default=1, low=1, high=MAX_CHOICES),
-        max_tokens=_whole(
+        n=whole(asked, "n", default=1, least=1, most=MAX_CHOICES),
+        max_tokens=whole(
+            asked,
             "max_completion_tokens",
-            asked.get("max_completion_tokens"),
             default=max(most, int(echoes)),  # there is no sample without a token: it is not told
-            low=1,
+            least=1,
         ),
-        min_tokens=_whole("min_tokens", asked.get("min_tokens")),
-        temperature=_real("temperature", asked.get("temperature"), default=1.0),
-        top_p=_real("top_p", asked.get("top_p"), default=1.0, low=1e-6, high=1),
-        top_k=max(0, _whole("top_k", asked.get("top_k"), low=-1)),
+        min_tokens=whole(asked, "min_tokens", default=0),
+        temperature=real(asked, "temperature", default=1.0),
+        top_p=real(asked, "top_p", default=1.0, least=1e-6, most=1),
+        top_k=max(0, whole(asked, "top_k", default=0, least=-1)),
         stop=_stops(asked.get("stop")),
         stop_token_ids=_token_ids("stop_token_ids", asked.get("stop_token_ids", [])),
         ignore_eos=wants(asked, "ignore_eos"),
         texts=wants(asked, "detokenize", default=True),
-        min_p=_real("min_p", asked.get("min_p"), default=0, high=1),
-        repetition_penalty=_real(
-            "repetition_penalty", asked.get("repetition_penalty"), default=1, low=0.01, high=100
-        ),
+        min_p=real(asked, "min_p", default=0, most=1),
+        repetition_penalty=real(asked, "repetition_penalty", default=1, least=0.01, most=100),
         presence_penalty=_penalty(asked, "presence_penalty"),
         frequency_penalty=_penalty(asked, "frequency_penalty"),
         logit_bias=_biases(asked.get("logit_bias", {})),
@@ -299,12 +295,12 @@ def _sampling(asked: Asked, *, is_chat: bool) -> operations_pb2.SamplingParams:
         structured=shapes.structured_of(asked),
     )
     if asked.get("seed") is not None:
-        sampling.seed = _whole("seed", asked["seed"], low=-(2**63), high=2**64 - 1) % 2**64
+        sampling.seed = whole(asked, "seed", least=-(2**63), most=2**64 - 1) % 2**64
     return sampling
 
 
 def _penalty(asked: Asked, name: str) -> float:
-    return _real(name, asked.get(name), default=0, low=-2, high=2)
+    return real(asked, name, default=0, least=-2, most=2)
 
 
 def _biases(found: Any) -> dict[int, float]:
@@ -312,18 +308,15 @@ def _biases(found: Any) -> dict[int, float]:
         raise bad("logit_bias", found, f"an object of up to {MAX_BIASED} token ids and biases")
     biases = {}
     for key, bias in found.items():
-        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
+        if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key) or not is_whole(int(key)):
             raise bad("logit_bias", key, "an object whose names are token ids")
-        token = _whole("logit_bias", int(key))
-        if bias is None:
-            raise bad("logit_bias", bias, "an object whose values are numbers")
-        biases[token] = _real("logit_bias", bias, default=0, low=-100, high=100)
+        biases[int(key)] = real({"logit_bias": bias}, "logit_bias", least=-100, most=100)
     return biases
 
 
 def _top_logprobs(asked: Asked, *, is_chat: bool) -> int:
     name = "top_logprobs" if is_chat else "logprobs"
-    top = _whole(name, asked.get(name), high=MAX_LOGPROBS)
+    top = whole(asked, name, default=0, most=MAX_LOGPROBS)
     if is_chat and top and not wants(asked, "logprobs"):
         raise bad(name, top, '0 unless "logprobs" is true')
     return top
@@ -417,7 +410,10 @@ def _prompts(given: Any) -> list[operations_pb2.Prompt]:
 def _token_ids(name: str, given: Any) -> list[int]:
     if not isinstance(given, list) or None in given:
         raise bad(name, given, "a list of token ids")
-    return [_whole(name, one) for one in given]
+    for one in given:
+        if not is_whole(one):
+            raise bad(name, one, f"a whole number from 0 to {MAX_INT}")
+    return given
 
 
 def _stops(given: Any) -> list[str]:
@@ -426,40 +422,3 @@ def _stops(given: Any) -> list[str]:
     if not is_list or not all(isinstance(x, str) and 0 < len(x) <= MAX_STOP_CHARS for x in stops):
         raise bad("stop", given, f"up to {MAX_STOPS} texts of up to {MAX_STOP_CHARS} characters")
     return stops
-
-
-def _whole(
-    name: str,
-    found: Any,
-    *,
-    default: int = 0,
-    low: int = 0,
-    high: int = 2**31 - 1,
-) -> int:
-    if found is None:
-        return default
-    if not isinstance(found, int) or isinstance(found, bool) or not low <= found <= high:
-        raise bad(name, found, f"a whole number from {low} to {high}")
-    return found
-
-
-def _real(
-    name: str,
-    found: Any,
-    *,
-    default: float,
-    low: float = 0,
-    high: float = 1e6,
-) -> float:
-    if found is None:
-        return default
-    if not isinstance(found, int | float) or isinstance(found, bool) or not low <= found <= high:
-        raise bad(name, found, f"a number from {low:g} to {high:g}")
-    return float(found)
-
-
-def _text(asked: Asked, name: str, *, least: int = 1) -> str:
-    found = asked.get(name)
-    if not isinstance(found, str) or len(found) < least:
-        raise bad(name, found, "a text")
-    return found

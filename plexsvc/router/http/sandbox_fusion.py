@@ -18,8 +18,8 @@ from aiohttp import web
 from plexclient.wire.v1 import reward_pb2 as pb
 from plexsvc.errors import bad_request, unavailable
 from plexsvc.ids import TenantId
+from plexsvc.router.http.fields import text
 from plexsvc.router.http.server import TENANT, read_json
-from plexsvc.router.http.shapes import bad
 from plexsvc.router.rewards import Rewards
 
 JOB: Final = "http"
@@ -35,7 +35,7 @@ def routes(rewards: Rewards) -> list[web.RouteDef]:
 
     async def run_code(request: web.Request) -> web.Response:
         asked = await read_json(request)
-        code, language = _text(asked, "code"), _text(asked, "language")
+        code, language = text(asked, "code", least=0, most=None), text(asked, "language", least=0)
         reference = {
             "language": language,
             "runs": [{"stdin": asked.get("stdin")}],
@@ -48,7 +48,8 @@ def routes(rewards: Rewards) -> list[web.RouteDef]:
 
     async def submit(request: web.Request) -> web.Response:
         asked = await read_json(request)
-        completion, (reference, tests) = _text(asked, "completion"), _problem(asked)
+        completion = text(asked, "completion", least=0, most=None)
+        reference, tests = _problem(asked)
         found = await _run(rewards, completion, reference, tenant=request[TENANT])
         return web.json_response({"id": asked.get("id"), **_judged(found, tests)})
 
@@ -150,10 +151,3 @@ def _told(found: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, 
         "files": found["files"],
         **_BLANK,
     }
-
-
-def _text(asked: Mapping[str, Any], field: str) -> str:
-    found = asked.get(field)
-    if not isinstance(found, str):
-        raise bad(field, found, "a text")
-    return found

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from plexsvc.errors import bad_request
+from plexsvc.router.http.fields import bad
 
 MAX_CHARS: Final = 16 << 10
 """Of a grammar, as JSON."""
@@ -54,12 +55,6 @@ def structured_of(asked: Mapping[str, Any]) -> str:
 def given(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that an object gives: one that is null is not given."""
     return {name: value for name, value in asked.items() if value is not None}
-
-
-def bad(name: str, found: object, wanted: str) -> Exception:
-    """Return the refusal of a field that holds something else than what is wanted."""
-    field = re.split(r"[.\[]", name)[0]
-    return bad_request(f"{name}: it must be {wanted}, not {found!r:.80}", field=field)
 
 
 def dumped(name: str, value: object) -> str:

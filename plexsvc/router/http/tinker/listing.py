@@ -14,11 +14,11 @@ from aiohttp import web
 
 from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import TenantId
+from plexsvc.router.http.fields import text
 from plexsvc.router.http.server import TENANT, read_json
 from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.names import SCHEME, Names, Saved, iso
 from plexsvc.router.http.tinker.sessions import TinkerSessions
-from plexsvc.router.http.tinker.training import text
 
 MAX_LISTED: Final = 1000
 

@@ -24,6 +24,7 @@ from plexsvc.ids import TenantId
 from plexsvc.log import Log
 from plexsvc.router.api import SchedulerApi
 from plexsvc.router.config import RouterConfig, TinkerModel
+from plexsvc.router.http.fields import text, whole
 from plexsvc.router.http.server import TENANT, error_of, off_loop, read_body, read_json
 from plexsvc.router.http.tinker import archives, wire
 from plexsvc.router.http.tinker.archives import Archives
@@ -33,7 +34,7 @@ from plexsvc.router.http.tinker.names import Names
 from plexsvc.router.http.tinker.sampling import Sampling
 from plexsvc.router.http.tinker.saving import Saving
 from plexsvc.router.http.tinker.sessions import Future, Runner, TinkerSession, TinkerSessions
-from plexsvc.router.http.tinker.training import Training, text, whole
+from plexsvc.router.http.tinker.training import Training
 
 ROOT: Final = "/api/v1"
 HOLD_S: Final = 25.0

@@ -21,6 +21,7 @@ from plexsvc.errors import bad_request, not_found, queue_full
 from plexsvc.ids import TenantId
 from plexsvc.router import bounds
 from plexsvc.router.downloads import Downloads
+from plexsvc.router.http.fields import Asked, is_whole, real, text, whole
 from plexsvc.router.http.tinker import adapters
 from plexsvc.router.http.tinker.engines import SessionEngine, Weights
 from plexsvc.router.http.tinker.lanes import persist
@@ -33,7 +34,7 @@ from plexsvc.router.http.tinker.sessions import (
     TinkerSession,
     TinkerSessions,
 )
-from plexsvc.router.http.tinker.training import Training, text, whole
+from plexsvc.router.http.tinker.training import Training
 
 MAX_TOP: Final = 20
 """Likeliest tokens that come with one."""
@@ -49,8 +50,6 @@ _UNOFFERED: Final[Mapping[str, Any]] = {
     "record_stability_info": False,
 }
 """Fields of a sample that are refused, unless they ask for nothing."""
-
-Asked = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -160,7 +159,7 @@ class Sampling:
                 session.read.add(session.futures[request_id])
         found = ended_of(session, sampler_id, clone, now_us=self._sessions.clock.wall_us())
         cursor = whole(asked, "prev_cursor", default=0, most=2**62)
-        wait_s = _real(asked, "timeout", default=hold_s, high=3600)
+        wait_s = real(asked, "timeout", default=hold_s, most=3600)
         return await found.after(cursor, hold_s=min(wait_s, hold_s))
 
     async def _sampled(self, session: TinkerSession, future: Future) -> FutureResult:
@@ -251,11 +250,11 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
     sampling = ops.SamplingParams(
         n=whole(asked, "num_samples", default=1, least=1, most=1024),
         max_tokens=0 if given.get("max_tokens") is None else whole(given, "max_tokens", least=1),
-        temperature=_real(given, "temperature", default=1.0, high=1e6),
-        top_p=_real(given, "top_p", default=1.0, high=1.0),
+        temperature=real(given, "temperature", default=1.0, most=1e6),
+        top_p=real(given, "top_p", default=1.0, most=1.0),
         top_k=max(0, whole(given, "top_k", default=-1, least=-1)),
         stop=[one for one in stops or () if isinstance(one, str)],
-        stop_token_ids=[one for one in stops or () if _is_whole(one) and 0 <= one < 2**31],
+        stop_token_ids=[one for one in stops or () if is_whole(one)],
         ignore_eos=stops == [],
         seed=seed if given.get("seed") is None else whole(given, "seed", most=2**64 - 1),
         prompt_logprobs=bool(asked.get("prompt_logprobs")) or top_prompt > 0,
@@ -270,7 +269,7 @@ def operation_of(asked: Asked, *, seed: int) -> ops.Operation:
         if kind != "encoded_text":
             raise bad_request(f"prompt has a chunk of type {kind!r}; only encoded_text is offered")
         tokens += chunk["tokens"]
-    if not tokens or not all(_is_whole(one) and 0 <= one < 2**31 for one in tokens):
+    if not tokens or not all(is_whole(one) for one in tokens):
         raise bad_request("prompt has no tokens, or some that are no token ids", field="prompt")
     if asked.get("prompt_logprobs_last_n") is not None:
         whole(asked, "prompt_logprobs_last_n", least=1, most=len(tokens) - 1)
@@ -363,16 +362,3 @@ def _top(likely: Sequence[ops.LikelyTokens], *, top: int) -> pb.TopkLogprobs:
     return pb.TopkLogprobs(
         token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), k=top, length=len(likely)
     )
-
-
-def _is_whole(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool)
-
-
-def _real(given: Asked, name: str, *, default: float, high: float) -> float:
-    found = given.get(name)
-    if found is None:
-        return default
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= high:
-        raise bad_request(f"{name} is {found!r:.80}; give a number from 0 to {high:g}", field=name)
-    return float(found)

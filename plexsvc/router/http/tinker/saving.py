@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from plexclient.wire.v1 import operations_pb2 as ops
 from plexsvc.errors import bad_request
 from plexsvc.ids import TenantId
+from plexsvc.router.http.fields import Asked, text, whole
 from plexsvc.router.http.tinker.names import Names, Saved
 from plexsvc.router.http.tinker.sessions import (
     Future,
@@ -18,7 +18,7 @@ from plexsvc.router.http.tinker.sessions import (
     TinkerSessions,
     check_facts,
 )
-from plexsvc.router.http.tinker.training import Training, text, whole
+from plexsvc.router.http.tinker.training import Training
 
 SAMPLERS: Final = ("snapshot", "inflight")
 """Samplers of weights that stay, and of those that were saved last."""
@@ -38,7 +38,7 @@ class Saving:
             "load_weights": self._loaded,
         }
 
-    async def load(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Future:
+    async def load(self, asked: Asked, *, tenant: TenantId) -> Future:
         """Begin to load a name into a model that is there, or into a new one.
 
         Raises:
@@ -70,7 +70,7 @@ class Saving:
             session, number, base_model=base_model, asked=asked, facts=facts
         )
 
-    async def _loadable(self, asked: Mapping[str, Any], *, tenant: TenantId) -> Saved:
+    async def _loadable(self, asked: Asked, *, tenant: TenantId) -> Saved:
         saved = await self._names.find(text(asked, "path"), tenant=tenant)
         if asked.get("weights_access_token"):
             raise bad_request("weights_access_token: names of other tenants are not offered")
@@ -170,7 +170,7 @@ class Saving:
         return FutureResult(told=told)
 
 
-async def _sampler_number(asked: Mapping[str, Any]) -> int:
+async def _sampler_number(asked: Asked) -> int:
     kind = asked.get("kind", "snapshot")
     if kind not in SAMPLERS:
         raise bad_request(f"kind is {kind!r}; give one of {', '.join(SAMPLERS)}", field="kind")

@@ -15,6 +15,7 @@ from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import PlexError, bad_request, queue_full
 from plexsvc.ids import TenantId
 from plexsvc.router.config import TinkerModel
+from plexsvc.router.http.fields import Asked, text, whole
 from plexsvc.router.http.server import off_loop
 from plexsvc.router.http.tinker import adapters, wire
 from plexsvc.router.http.tinker.adapters import Adapter
@@ -41,12 +42,9 @@ STEP: Final[Mapping[str, str]] = {
 """Fields of `AdamParams`, by the names that a step has for them."""
 MAX_MODELS: Final = 1024
 """Models of a session: each has a record, and facts of its client's in it."""
-MAX_TEXT_CHARS: Final = 2048
-"""Of an id, a path or a name in a request: samplers and models keep theirs."""
 OPENING: Final = 1
 """Number of the operation that a model begins with; the client's first request has the next."""
 
-Asked = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -326,32 +324,3 @@ def step_of(given: Any) -> ops.Step:
             raise bad_request(f"adam_params.{name} is {value!r}, no number", field=name)
         setattr(step, native, float(value))
     return step
-
-
-def text(asked: Asked, name: str) -> str:
-    """Return a text of a request.
-
-    Raises:
-        PlexError: `bad_request`.
-    """
-    found = asked.get(name)
-    if not isinstance(found, str) or not 0 < len(found) <= MAX_TEXT_CHARS:
-        wanted = f"a text of up to {MAX_TEXT_CHARS} characters"
-        raise bad_request(f"{name} is {found!r:.80}; give {wanted}", field=name)
-    return found
-
-
-def whole(
-    asked: Asked, name: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1
-) -> int:
-    """Return a whole number of a request.
-
-    Raises:
-        PlexError: `bad_request`.
-    """
-    found = default if asked.get(name) is None else asked[name]
-    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-        raise bad_request(
-            f"{name} is {found!r:.80}; give a whole number from {least} to {most}", field=name
-        )
-    return found

@@ -25,8 +25,8 @@ ASKED = {
     ("changed", "words"),
     [
         ({"record_stability_info": True}, "record_stability_info is not offered"),
-        ({"sampling_params": {"max_tokens": 0}}, "max_tokens is 0; give a whole number from 1"),
-        ({"prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n is 0"),
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens: it must be a whole number from 1"),
+        ({"prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n: it must be a whole number"),
         ({"prompt_logprobs_last_n": 4}, "whole number from 1 to 3"),
     ],
 )
