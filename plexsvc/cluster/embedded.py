@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from plexclient.wire.v1 import service_pb2 as pb
-from plexsvc.clock import Clock, SystemClock
+from plexsvc.clock import SystemClock
 from plexsvc.cluster import autoscaler, leading
 from plexsvc.cluster.config import DEFAULT_TENANT, ClusterConfig, NodeConfig
 from plexsvc.cluster.inner import STOP_GRACE_S, open_inner
@@ -103,13 +103,11 @@ class EmbeddedCluster:
     card: Card
     live: LiveScheduler
 
-    def __init__(
-        self, config: ClusterConfig, *, waits: bool = False, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, config: ClusterConfig, *, waits: bool = False) -> None:
         """Serve by `config`; with `waits`, once nobody else does."""
         token = secrets.token_urlsafe(24)
         self._config = replace(config, nodes=_with_rewards(config))
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self.keeps = False
         self._waits = waits
         self._tokens = config.tokens or {token: DEFAULT_TENANT}
@@ -261,11 +259,12 @@ class EmbeddedCluster:
             configs = [self._agent_config(node, stack) for node in self._config.nodes]
             launcher = LocalLauncher(configs, clock=self._clock, adopts=adopts)
         await stack.enter_async_context(launcher)
-        stack.callback(self._leave_agents, launcher)
-        return launcher
 
-    def _leave_agents(self, launcher: Launcher) -> None:
-        launcher.leaves = self.keeps
+        def leave_agents() -> None:
+            launcher.leaves = self.keeps
+
+        stack.callback(leave_agents)
+        return launcher
 
     async def _lead(self, stack: AsyncExitStack, url: str) -> bool:
         """Become the one that leads here; return whether to go on with what another one ran.

@@ -22,13 +22,13 @@ SMOOTHING: Final = 10
 CLOSER_US: Final = 3_000_000
 
 
-def smoothed(values: Sequence[float], *, width: int = SMOOTHING) -> list[float]:
-    """Return the mean of each value and up to `width - 1` before it.
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and up to `SMOOTHING - 1` before it.
 
-    >>> smoothed([0.0, 1.0, 2.0], width=2)
-    [0.0, 0.5, 1.5]
+    >>> smoothed([0.0, 1.0, 2.0])
+    [0.0, 0.5, 1.0]
     """
-    heads = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
+    heads = [values[max(0, i + 1 - SMOOTHING) : i + 1] for i in range(len(values))]
     return [sum(head) / len(head) for head in heads]
 
 

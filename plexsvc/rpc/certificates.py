@@ -106,9 +106,7 @@ def sign(
     )
 
 
-def renew(
-    certificate: str, *, authority: str, private_key: str, now_us: int, valid_us: int = VALID_US
-) -> str:
+def renew(certificate: str, *, authority: str, private_key: str, now_us: int) -> str:
     """Return a new certificate, PEM, for the name and the key of one that is about to end."""
     from cryptography import x509
 
@@ -117,7 +115,7 @@ def renew(
         authority=authority,
         private_key=private_key,
         now_us=now_us,
-        valid_us=valid_us,
+        valid_us=VALID_US,
     )
 
 
