@@ -128,7 +128,7 @@ def check_model(spec: service_pb2.DeploymentSpec, directory: Path) -> families.C
     if spec.backend == "megatron":
         _check_layout(spec.parallel, table)
     if spec.backend == "vllm":
-        _check_engine(spec.parallel.tp, table)
+        _check_engine(max(1, spec.parallel.tp), table)
     if spec.backend in {"fsdp", "megatron"}:
         _check_heads(max(1, spec.parallel.cp), max(1, spec.parallel.tp), table)
     if spec.HasField("lora"):
@@ -175,10 +175,16 @@ def _check_engine(tp: int, table: families.Config) -> None:
     groups = table.get("num_key_value_heads") or heads
     _check_divides(
         ("tp", tp, "attention heads", heads),
-        # Of fewer groups than ranks, several ranks have the same one.
-        ("tp", min(tp, groups), "key-value heads", groups),
         ("tp", tp, "intermediate units", table.get("intermediate_size", tp)),
+        ("tp", tp, "intermediate units of an expert", table.get("moe_intermediate_size", tp)),
     )
+    # Of fewer groups than ranks, equally many ranks have each.
+    if groups % tp and tp % groups:
+        raise bad_request(
+            f"parallel tp = {tp} ranks cannot share out the model's {groups} key-value heads; "
+            "choose a divisor of these, or a multiple",
+            degree="tp",
+        )
 
 
 def _check_divides(*degrees: tuple[str, int, str, int]) -> None:

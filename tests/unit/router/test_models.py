@@ -287,9 +287,13 @@ def test_ranks_of_an_engine_share_out_heads_or_have_copies_of_groups(model: Path
         check_model(wide, with_heads(model, heads=heads, groups=groups))
 
     check(4, heads=8, groups=2)
-    for tp, heads, groups in ((4, 6, 2), (2, 6, 3)):
-        with pytest.raises(PlexError, match=f"tp = {tp} does not divide"):
+    with pytest.raises(PlexError, match="tp = 4 does not divide the model's 6 attention heads"):
+        check(4, heads=6, groups=2)
+    for tp, heads, groups in ((2, 6, 3), (4, 12, 3), (3, 12, 2)):
+        says = f"tp = {tp} ranks cannot share out the model's {groups} key-value heads"
+        with pytest.raises(PlexError, match=says) as refused:
             check(tp, heads=heads, groups=groups)
+        assert refused.value.facts["degree"] == "tp"
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -313,6 +317,16 @@ def test_tensor_ranks_share_out_their_own_heads(model: Path) -> None:
     split = spec(backend="megatron", parallel=common_pb2.Parallel(tp=2, cp=8))
     with pytest.raises(PlexError, match="cannot share out 4 attention heads and 1 key-value heads"):
         check_model(split, with_heads(model, heads=8, groups=2))
+
+
+def test_an_engine_s_ranks_share_out_each_expert(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(config_of(BOTH["qwen3_moe"])))
+    wide = partial(spec, backend="vllm", role="rollout")
+    check_model(wide(parallel=common_pb2.Parallel(tp=2)), model)
+    table = config_of(BOTH["qwen3_moe"]) | {"moe_intermediate_size": 25}
+    (model / "config.json").write_text(json.dumps(table))
+    with pytest.raises(PlexError, match="tp = 2 does not divide the model's 25 intermediate units"):
+        check_model(wide(parallel=common_pb2.Parallel(tp=2)), model)
 
 
 def split_sequences(cp: int) -> pb.DeploymentSpec:
