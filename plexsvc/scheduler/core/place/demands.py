@@ -107,8 +107,6 @@ def is_queued(placement: Placement, deployment: DeploymentEntry) -> bool:
 
     One whose lead waits has none.
     """
-    if deployment.is_rollout:
-        return False
     first = lead_of(placement, deployment)
     if first is None or first is deployment:
         return True

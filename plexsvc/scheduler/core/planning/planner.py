@@ -407,14 +407,9 @@ class Planner:
         kept = self.kept.reservations.get(demand.resident_id)
         if kept is None:
             return None
-        groups = self.board.groups_at(kept.units)
-        is_whole = [set(group.units) for group in groups] == [set(kept.units)]
-        spot = Spot(units=kept.units, groups=groups)
-        if groups and not (is_whole or self.policy.is_plex):
-            return None
-        return (
-            spot if not groups or self.search.within_bounds(demand, [spot], now_us=now_us) else None
-        )
+        spot = Spot(units=kept.units, groups=self.board.groups_at(kept.units))
+        fits = not spot.groups or self.search.within_bounds(demand, [spot], now_us=now_us)
+        return spot if fits else None
 
     def _pressed_spot(self, demand: Demand, barred: Barred, *, now_us: int) -> Spot | None:
         """Return a place beside jobs of no higher priority, near everybody's own bound.

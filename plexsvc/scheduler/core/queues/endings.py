@@ -49,8 +49,6 @@ def answer(queues: Queues, operation: Operation, *, run_us: int) -> None:
 def refuse(queues: Queues, operation: Operation, fault: Fault, *, is_final: bool = True) -> None:
     """End an operation that waits; a final refusal consumes its number."""
     deployment = queues.deployments[operation.deployment_id]
-    if operation.state is OperationState.GRANTED:
-        operation.apply(OperationTrigger.WITHDRAWN)
     operation.apply(OperationTrigger.REFUSED)
     operation.fault = fault
     if operation.kind is OperationKind.INITIALIZE:
@@ -120,9 +118,7 @@ def release(queues: Queues, operation: Operation) -> None:
     succeeded = operation.state is OperationState.ANSWERED
     operation.apply(OperationTrigger.RELEASED)
     del queues.operations[operation.operation_id]
-    job = queues.jobs.get(operation.job_id)
-    if job is not None:
-        job.released[operation.operation_id] = succeeded
+    queues.jobs[operation.job_id].released[operation.operation_id] = succeeded
     queues.emit(ReleaseOperation(operation_id=operation.operation_id))
 
 
