@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import service
 from plexsvc.statelink.cuda import gpus, open_driver
+from plexsvc.tether import die_with_parent
 
 if TYPE_CHECKING:
     from benchmarks.state_rig import Rank
@@ -531,6 +532,7 @@ def main() -> None:
     parser.add_argument("--memory", default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
+        die_with_parent(os.getppid())
         print(json.dumps(PROBES[options.probe].ask(options.memory)))
         return
     if options.logs is not None:
