@@ -14,7 +14,7 @@ Probes that generate are skipped where there is no vLLM. Without a GPU every pro
 | `tiers` | do the contract tests of device memory pass on the card |
 | `park` | is parked memory gone from the card; do addresses and bytes survive |
 | `publish` | bytes copied off the device for one publish of 290 tensors, over the bytes published |
-| `switch` | copies of up to 40 GiB each way, one by one and at once, against plain pinned ones |
+| `switch` | copies of up to 20 GiB each way, one by one and at once, against plain pinned ones |
 | `attention` | packed attention in one call against one call a sequence: error, and equal bits |
 | `attach` | memory of a rank on the card after `attach` and when parked, against what it says |
 | `train`, `train_fsdp`, | tokens a second of forward_backward and step, its share of waiting, its |
@@ -161,7 +161,7 @@ def switch(memory: str) -> dict[str, object]:
 def _state_bytes() -> int:
     """Return the bytes of a state of which the GPU and page-locked memory hold two each."""
     free_on_host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = min(40 << 30, driver_memory()[0] * 2 // 5, free_on_host // 3)
+    most = min(20 << 30, driver_memory()[0] * 2 // 5, free_on_host // 3)
     return most // (2 * MIB) * (2 * MIB)
 
 
