@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final, cast
 
-from plexsvc import exported
-
 ZYGOTE_ENV: Final[Mapping[str, str]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the core runs where its caller lives
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins every engine to core 0
@@ -62,7 +60,6 @@ def preload() -> None:
     if not has_cuda:
         os.environ.update(CPU_ENV)  # noqa: TID251 - torch reads it; there is no other way to say it
         _import_without_compiler()
-    exported.read_once()
     for module in modules(has_cuda=has_cuda):
         importlib.import_module(module)
 

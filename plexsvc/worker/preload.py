@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from plexsvc import exported
 from plexsvc.worker.backends.megatron import shim
 
 shim.install()
-exported.read_once()
 
 import numpy
 import safetensors.torch
