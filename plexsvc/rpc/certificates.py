@@ -106,7 +106,9 @@ def sign(
     )
 
 
-def renew(certificate: str, *, authority: str, private_key: str, now_us: int) -> str:
+def renew(
+    certificate: str, *, authority: str, private_key: str, now_us: int, valid_us: int = VALID_US
+) -> str:
     """Return a new certificate, PEM, for the name and the key of one that is about to end."""
     from cryptography import x509
 
@@ -115,7 +117,7 @@ def renew(certificate: str, *, authority: str, private_key: str, now_us: int) ->
         authority=authority,
         private_key=private_key,
         now_us=now_us,
-        valid_us=VALID_US,
+        valid_us=valid_us,
     )
 
 
