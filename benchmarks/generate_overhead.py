@@ -134,7 +134,7 @@ async def through_service(manager: RolloutManager, samples: int, max_tokens: int
     async with asyncio.TaskGroup() as group:
         group.create_task(execute(manager, operation))
         request = worker_pb2.StreamFramesRequest(operation_id=operation.operation_id)
-        async for data in manager.frames(request):
+        async for data in manager.stream_frames(request):
             frame = operations_pb2.GenerateFrame.FromString(data)
             tokens += sum(len(delta.token_ids) for delta in frame.deltas)
     took_us = clock.monotonic_us() - started_us

@@ -12,12 +12,9 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import grpc.aio
-
-from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexclient.wire.v1 import node_pb2
 from plexsvc import config as configuration
 from plexsvc import log as logging
 from plexsvc.clock import Clock, SystemClock
@@ -28,13 +25,14 @@ from plexsvc.node.event_log import EventLog
 from plexsvc.node.lease import NodeLease
 from plexsvc.node.logs import keep_bounded
 from plexsvc.node.restarts import restart_rate
-from plexsvc.node.servicer import NodeServicer
+from plexsvc.node.servicer import SERVICE, NodeServicer
 from plexsvc.node.sidecar import Sidecar, SidecarAddress
 from plexsvc.node.table import RankTable
 from plexsvc.node.warm import WarmImage
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.errors import first_failure
 from plexsvc.rpc.keys import ClusterKeys, read_keys
+from plexsvc.rpc.services import add_servicer
 from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.tether import adopt_orphans, die_with_parent, set_process_name
 
@@ -142,7 +140,7 @@ async def serve(config: AgentConfig, *, clock: Clock) -> None:
     server = new_server(keys)
     async with asyncio.TaskGroup() as tasks:
         agent = Agent(config, clock=clock, keys=keys, tasks=tasks)
-        add_servicer(agent.servicer, server)
+        add_servicer(server, SERVICE, agent.servicer)
         try:
             await agent.start()
             where = config.listen or config.address("agent")
@@ -162,12 +160,6 @@ def _announce(config: AgentConfig, *, address: str) -> None:
     line = json.dumps({"address": address, "node_id": config.node_id})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-add_servicer: Callable[[NodeServicer, grpc.aio.Server], None] = (
-    node_pb2_grpc.add_NodeServicer_to_server
-)
-"""The generated function, which has no annotations, with some."""
 
 
 async def _serve_until_signalled(config: AgentConfig) -> None:

@@ -6,12 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TypeAlias
-
-import grpc
+from typing import Final
 
 from plexclient.wire.errors import to_wire
-from plexclient.wire.v1 import node_pb2, node_pb2_grpc
+from plexclient.wire.v1 import node_pb2
 from plexsvc.clock import Clock
 from plexsvc.errors import PlexError
 from plexsvc.log import Log
@@ -24,15 +22,17 @@ from plexsvc.node.sidecar import Sidecar
 from plexsvc.node.table import RankTable
 from plexsvc.rpc import certificates
 from plexsvc.rpc.keys import ClusterKeys, write_keys, write_shut_out
-from plexsvc.rpc.status import abort_with
 
 log = Log(__name__)
 
-Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+SERVICE: Final = node_pb2.DESCRIPTOR.services_by_name["Node"]
 
 
-class NodeServicer(node_pb2_grpc.NodeServicer):
-    """Checks fences, then hands each call to the part that owns it."""
+class NodeServicer:
+    """Checks fences, then hands each call to the part that owns it.
+
+    Each method has its name on the wire, in Python's spelling.
+    """
 
     def __init__(
         self,
@@ -55,9 +55,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._keys = keys
         self._told: list[str] | None = None
 
-    async def Spawn(
-        self, request: node_pb2.SpawnRequest, context: Context | None
-    ) -> node_pb2.SpawnReply:
+    async def spawn(self, request: node_pb2.SpawnRequest) -> node_pb2.SpawnReply:
         """Answer once the process is ready, or why it is not."""
         try:
             what = f"spawn of {request.spec.proc_id}"
@@ -68,15 +66,10 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             return node_pb2.SpawnReply(error=to_wire(error))
         return node_pb2.SpawnReply(pid=rank.pid, address=rank.address, log_path=str(rank.log_path))
 
-    async def Stop(
-        self, request: node_pb2.StopRequest, context: Context | None
-    ) -> node_pb2.StopReply:
+    async def stop(self, request: node_pb2.StopRequest) -> node_pb2.StopReply:
         """Answer once the process is gone."""
-        try:
-            what = f"stop of {request.proc_id}"
-            self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
-        except PlexError as error:
-            await abort_with(context, error)
+        what = f"stop of {request.proc_id}"
+        self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
         await self._table.stop(
             request.proc_id,
             incarnation=request.fence.incarnation,
@@ -84,28 +77,19 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         )
         return node_pb2.StopReply()
 
-    async def WriteStacks(
-        self, request: node_pb2.WriteStacksRequest, context: Context | None
-    ) -> node_pb2.WriteStacksReply:
+    async def write_stacks(self, request: node_pb2.WriteStacksRequest) -> node_pb2.WriteStacksReply:
         """Answer with what a process wrote of where it is."""
-        try:
-            what = f"stacks of {request.proc_id}"
-            self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
-        except PlexError as error:
-            await abort_with(context, error)
+        what = f"stacks of {request.proc_id}"
+        self._lease.check_epoch(request.fence.scheduler_epoch, what=what)
         log_path, stacks = await self._table.write_stacks(request.proc_id)
         return node_pb2.WriteStacksReply(log_path=log_path, stacks=stacks)
 
-    async def Events(
-        self, request: node_pb2.EventsRequest, context: Context | None
-    ) -> AsyncIterator[node_pb2.NodeEvent]:
+    async def events(self, request: node_pb2.EventsRequest) -> AsyncIterator[node_pb2.NodeEvent]:
         """Stream the held events above `after_index`, then new ones as they come."""
         async for event in self._events.follow(request.after_index):
             yield event
 
-    async def Renew(
-        self, request: node_pb2.RenewRequest, context: Context | None
-    ) -> node_pb2.RenewReply:
+    async def renew(self, request: node_pb2.RenewRequest) -> node_pb2.RenewReply:
         """Extend the lease, counted from now: the call has just arrived."""
         try:
             self._lease.renew(
@@ -145,9 +129,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             write_keys(keys.file, renewed)
             self._keys = renewed
 
-    async def Describe(
-        self, request: node_pb2.NodeDescribeRequest, context: Context | None
-    ) -> node_pb2.NodeDescription:
+    async def describe(self, request: node_pb2.NodeDescribeRequest) -> node_pb2.NodeDescription:
         """Return what the node has and what runs on it."""
         where = self._sidecar.where
         assert where is not None, "the agent serves before its state manager"
@@ -185,9 +167,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             runtime_dir=str(self._config.runtime_dir),
         )
 
-    async def Examine(
-        self, request: node_pb2.ExamineRequest, context: Context | None
-    ) -> node_pb2.Examination:
+    async def examine(self, request: node_pb2.ExamineRequest) -> node_pb2.Examination:
         """Return what an operator should know of this host."""
         ports = request.reaches
         answers = await asyncio.gather(*map(serves, ports))

@@ -28,7 +28,7 @@ from plexsvc.reward.workers import Heard, LocalWorkers
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server, open_channel
 from plexsvc.rpc.keys import read_keys
-from plexsvc.rpc.services import add_service
+from plexsvc.rpc.services import add_servicer
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reward"]
 STOP_GRACE_S: Final = 0.5
@@ -63,17 +63,7 @@ async def serving(config: RewardServiceConfig) -> AsyncIterator[tuple[RewardProx
     launch = hosted if config.on_nodes else LocalWorkers
     proxy = RewardProxy(config, clock, core, launch, library, shelf)
     server = new_server(keys)
-    add_service(
-        server,
-        SERVICE,
-        calls={
-            "GetRewards": lambda request, _: proxy.view(request),
-            "AddProgram": lambda request, _: proxy.add_program(request),
-            "RemoveProgram": lambda request, _: proxy.remove_program(request),
-            "UseHosts": lambda request, _: proxy.use_hosts(request),
-        },
-        streams={"Score": lambda request, _: proxy.score(request)},
-    )
+    add_servicer(server, SERVICE, proxy)
     address = listen(server, config.listen, keys, key="reward.listen")
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         kept = [tasks.create_task(clock.run()), tasks.create_task(proxy.run())]

@@ -23,7 +23,7 @@ from plexsvc.reward.plans import PAUSE_US, SERVICE, EndedBatch, PlanAnswer, Plan
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
-from plexsvc.rpc.services import add_service
+from plexsvc.rpc.services import add_servicer
 
 log = Log(__name__)
 
@@ -108,7 +108,7 @@ async def serving(config: RewardServiceConfig) -> AsyncIterator[str]:
     keys = read_keys(config.keys_file)
     planner = PlannerProcess(config)
     server = new_server(keys)
-    add_service(server, SERVICE, calls={"Plan": lambda request, _: planner.plan(request)})
+    add_servicer(server, SERVICE, planner)
     address = listen(server, config.planner, keys, key="reward.planner")
     await server.start()
     try:

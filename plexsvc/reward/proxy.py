@@ -157,7 +157,7 @@ class RewardProxy:
             record.readers -= 1
             record.quiet_since_us = self._clock.monotonic_us()
 
-    async def view(self, request: pb.GetRewardsRequest) -> pb.RewardsReply:
+    async def get_rewards(self, request: pb.GetRewardsRequest) -> pb.RewardsReply:
         """Return programs, pool and batches; only an operator sees batches of other tenants."""
         now_us = self._clock.monotonic_us()
         own = self._library.of(TenantId(request.tenant))

@@ -21,7 +21,7 @@ from plexsvc.rollout.manager import RolloutManager
 from plexsvc.rpc import loops
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import ClusterKeys, read_keys
-from plexsvc.rpc.services import add_service
+from plexsvc.rpc.services import add_servicer
 from plexsvc.tether import set_process_name
 
 WORKER: Final = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
@@ -40,31 +40,8 @@ async def serve(
     """
     manager = RolloutManager(config, SystemClock(), keys)
     server = new_server(keys, takes_nodes=("KeepCopies",))
-    add_service(
-        server,
-        WORKER,
-        calls={
-            "Execute": lambda request, _: manager.execute(request),
-            "Cancel": lambda request, _: manager.cancel(request),
-            "Describe": lambda request, _: manager.describe(request),
-        },
-        streams={
-            "StreamFrames": lambda request, _: manager.frames(request),
-            "Sample": lambda request, _: manager.sample(request),
-        },
-    )
-    add_service(
-        server,
-        MANAGER,
-        calls={
-            "ChangeInstance": lambda request, _: manager.change_instance(request),
-            "Arrange": lambda request, _: manager.arrange(request),
-            "KeepCopies": lambda request, _: manager.keep_copies(request),
-            "Inspect": lambda request, _: manager.inspect(request),
-            "MoveInstances": lambda request, _: manager.move_instances(request),
-        },
-        streams={"Follow": lambda request, _: manager.follow(request)},
-    )
+    add_servicer(server, WORKER, manager)
+    add_servicer(server, MANAGER, manager)
     address = listen(server, config.listen, keys, key="rollout.listen")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(manager.run())

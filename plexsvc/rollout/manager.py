@@ -252,7 +252,7 @@ class RolloutManager:
             execution.stop()
             execution.answer.add_done_callback(lambda _: self._executions.cancel(operation_id))
 
-    async def frames(self, request: worker_pb2.StreamFramesRequest) -> AsyncGenerator[bytes]:
+    async def stream_frames(self, request: worker_pb2.StreamFramesRequest) -> AsyncGenerator[bytes]:
         """Yield the frames after `after_cursor`, then live, up to the one with the result.
 
         They are serialised. Waits for an operation that has not started; for the record of one

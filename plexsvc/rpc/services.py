@@ -6,6 +6,7 @@ replies may, so that a relay can forward it unread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
@@ -59,6 +60,25 @@ def add_service(
     made = {name: _served(service.methods_by_name[name], h) for name, h in handlers.items()}
     generic = grpc.method_handlers_generic_handler(service.full_name, made)
     server.add_generic_rpc_handlers((generic,))
+
+
+def add_servicer(server: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:
+    """Serve the methods of `service` that an object has under their names in Python's spelling.
+
+    Each takes the request alone, or a stream of them as bytes, and returns the reply, or yields
+    replies; what it raises is the wire's error.
+    """
+
+    def handler(method: Callable[[Any], Any]) -> Callable[[Any, Context], Any]:
+        return lambda request, _: method(request)
+
+    calls: dict[str, Handler] = {}
+    streams: dict[str, Streaming] = {}
+    for described in service.methods:
+        spelled = re.sub(r"(?<!^)(?=[A-Z])", "_", described.name).lower()
+        if (method := getattr(servicer, spelled, None)) is not None:
+            (streams if described.server_streaming else calls)[described.name] = handler(method)
+    add_service(server, service, calls=calls, streams=streams)
 
 
 def unary_methods(service: ServiceDescriptor) -> dict[str, MethodDescriptor]:

@@ -29,6 +29,7 @@ from plexsvc.log import Log
 from plexsvc.rpc.addresses import UNIX
 from plexsvc.rpc.channels import listen, new_server
 from plexsvc.rpc.keys import read_keys
+from plexsvc.rpc.services import add_servicer
 from plexsvc.statelink.dataplane import allow_many_files
 from plexsvc.statemanager import adoption, sending
 from plexsvc.statemanager.book import Book
@@ -39,7 +40,7 @@ from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.moves import StateMover
 from plexsvc.statemanager.node import ManagedNode
 from plexsvc.statemanager.parking import Parking
-from plexsvc.statemanager.servicer import StateManagerServicer, add_to_server
+from plexsvc.statemanager.servicer import SERVICE, StateManagerServicer
 from plexsvc.tether import die_with_parent
 
 log = Log(__name__)
@@ -79,7 +80,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
         keys=keys,
     )
     server = new_server(keys, takes_nodes=("GetManifest",))
-    add_to_server(servicer, server)
+    add_servicer(server, SERVICE, servicer)
     where = config.listen or f"{UNIX}{config.runtime_dir}/state.sock"
     address = listen(server, where, keys, key="listen")
     answer = partial(

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from plexclient.wire import errors as wire_errors
@@ -29,7 +27,6 @@ from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.keys import ClusterKeys
 from plexsvc.rpc.residency import ON_WIRE, TARGETS
-from plexsvc.rpc.services import add_service
 from plexsvc.statemanager import snapshot
 from plexsvc.statemanager.caller import WaitingCaller
 from plexsvc.statemanager.clients import Clients
@@ -350,18 +347,6 @@ class StateManagerServicer:
             return pb.DigestReply(
                 digests=snapshot.digests(state, caller), applied_seq=state.applied_seq
             )
-
-
-def add_to_server(servicer: StateManagerServicer, server: grpc.aio.Server) -> None:
-    """Serve a node's state on `server`."""
-
-    def handler(name: str) -> Callable[[Any, object], Any]:
-        method = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
-        return lambda request, _: method(request)
-
-    calls = {m.name: handler(m.name) for m in SERVICE.methods if not m.server_streaming}
-    streams = {m.name: handler(m.name) for m in SERVICE.methods if m.server_streaming}
-    add_service(server, SERVICE, calls=calls, streams=streams)
 
 
 def _progress(taken: snapshot.StateSnapshot) -> Progress:

@@ -189,7 +189,7 @@ class Bench:
     async def stream(
         self, request: worker_pb2.StreamFramesRequest
     ) -> AsyncGenerator[operations_pb2.GenerateFrame]:
-        async for frame in self.manager.frames(request):
+        async for frame in self.manager.stream_frames(request):
             yield operations_pb2.GenerateFrame.FromString(frame)
 
     async def sample(

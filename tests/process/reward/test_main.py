@@ -414,7 +414,7 @@ async def test_endless_programs_of_one_of_ten_tenants_take_no_more_than_its_shar
         )
         most = 0
         while not all(task.done() for task in good):
-            view = await live.proxy.view(pb.GetRewardsRequest(is_operator=True))
+            view = await live.proxy.get_rewards(pb.GetRewardsRequest(is_operator=True))
             if any(batch.queued for batch in view.batches if batch.tenant != "endless"):
                 running = (batch.running for batch in view.batches if batch.tenant == "endless")
                 most = max(most, *running, 0)

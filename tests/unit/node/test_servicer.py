@@ -48,7 +48,7 @@ def servicer(keys: ClusterKeys | None) -> NodeServicer:
 
 
 async def renewed(node: NodeServicer, *serials: str) -> node_pb2.RenewReply:
-    return await node.Renew(node_pb2.RenewRequest(scheduler_epoch=7, shut_out=serials), None)
+    return await node.renew(node_pb2.RenewRequest(scheduler_epoch=7, shut_out=serials))
 
 
 async def test_what_the_last_renewal_said_is_refused(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_certificate_is_taken_for_its_own_key_alone(tmp_path: Path) -> N
     request = certificates.request_for(keys.private_key, node_id="n1")
     for fresh in (signed(request), member("n1").certificate, signed(request)):
         is_mine = certificates.is_of(fresh, keys.private_key)
-        reply = await node.Renew(node_pb2.RenewRequest(scheduler_epoch=7, certificate=fresh), NONE)
+        reply = await node.renew(node_pb2.RenewRequest(scheduler_epoch=7, certificate=fresh))
         assert (reply.serial == certificates.read(fresh).serial) is is_mine
         kept = read_keys(tmp_path / "keys.json")
         assert (kept.certificate == fresh, kept.private_key) == (is_mine, keys.private_key)

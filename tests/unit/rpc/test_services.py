@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -119,3 +119,36 @@ def test_options_of_methods_are_read_from_the_descriptor() -> None:
     }
     assert "Operate" not in methods
     assert services.reply_type(methods["ListJobs"]) is pb.ListJobsReply
+
+
+class Servicer:
+    """Has some of the router's methods, and one of another name."""
+
+    async def list_jobs(self, request: pb.ListJobsRequest) -> pb.ListJobsReply:
+        return await list_jobs(request, cast("Context", None))
+
+    async def fetch_result(self, request: pb.FetchResultRequest) -> AsyncGenerator[bytes]:
+        async for chunk in fetch(request, cast("Context", None)):
+            yield chunk
+
+    async def other(self) -> None:
+        raise AssertionError
+
+
+async def test_an_object_is_served_by_its_methods_names() -> None:
+    server = new_server(KEYS)
+    services.add_servicer(server, ROUTER, Servicer())
+    address = listen(server, "127.0.0.1:0", KEYS, key="fake")
+    await server.start()
+    async with open_channel(address, KEYS) as opened:
+        assert (await ask(opened, "lab")).jobs[0].tenant == "lab"
+        with pytest.raises(PlexError, match="not you"):
+            await ask(opened, "rival")
+        stream: Any = opened.unary_stream("/plexsvc.v1.Router/FetchResult")
+        chunks = stream(pb.FetchResultRequest(offset=3).SerializeToString(), timeout=CALL_S)
+        assert common_pb2.Chunk.FromString(await chunks.read()).offset == 3
+        upload: Any = opened.stream_unary("/plexsvc.v1.Router/StagePayload")
+        with pytest.raises(grpc.aio.AioRpcError) as unserved:
+            await upload(iter([b""]), timeout=CALL_S)
+        assert unserved.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(0)
