@@ -12,11 +12,13 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import marshal
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +34,14 @@ from plexsvc.reward.programs.base import (
     TimedOut,
 )
 from plexsvc.reward.programs.trees import Tree, imported_by, refuse_reading
-from plexsvc.reward.sandbox.base import ENDED, PYTHON, PeerCommand, Ran, StageLimits
+from plexsvc.reward.sandbox.base import (
+    ENDED,
+    PYC_HEADER_BYTES,
+    PYTHON,
+    PeerCommand,
+    Ran,
+    StageLimits,
+)
 
 MAX_TESTS: Final = 256
 GRADER_BYTES: Final = 320 << 20
@@ -74,8 +83,14 @@ _HARNESS: Final = ".harness"
 
 
 def _scripts(*names: str) -> dict[str, bytes]:
-    """Return copies of scripts of this folder, as files of a sandbox."""
-    return {f"{_HARNESS}/{name}.py": (_HERE / f"{name}.py").read_bytes() for name in names}
+    """Return scripts of this folder as files of a sandbox, compiled: every test starts them."""
+    return {f"{_HARNESS}/{name}.pyc": _compiled(name) for name in names}
+
+
+def _compiled(name: str) -> bytes:
+    source, place = (_HERE / f"{name}.py").read_bytes(), f"{_HARNESS}/{name}.py"
+    code = compile(source, place, "exec", dont_inherit=True)
+    return MAGIC_NUMBER + bytes(PYC_HEADER_BYTES - len(MAGIC_NUMBER)) + marshal.dumps(code)
 
 
 _AGENT: Final = _scripts("answering", "plain_data", "stand_ins", "talking")
@@ -177,9 +192,9 @@ def _python_case(test: Mapping[str, Any], source: str, work: StageRun) -> _Case:
         grader = (sys.executable, "-I") if NEEDS_PACKAGES.search(str(test["assert"])) else python
         told = {"assertion": str(test["assert"]), "imports": imports_of(source)}
         return _Case(
-            argv=(*grader, f"{_HARNESS}/asserting.py"),
+            argv=(*grader, f"{_HARNESS}/asserting.pyc"),
             files={**_ASSERT, "told.json": json.dumps(told).encode()},
-            sample=((*python, f"{_HARNESS}/answering.py"), {**files, **_AGENT}),
+            sample=((*python, f"{_HARNESS}/answering.pyc"), {**files, **_AGENT}),
             accepts=lambda ran: ran.files.get("verdict") == b"1 1",
         )
     raise RefusedError(
@@ -401,10 +416,10 @@ def _unit_tests(work: StageRun) -> Outcome:
     source = code_block(work.text, PYTHON_TAGS, defines=True).encode(errors="surrogateescape")
     told = json.dumps({"path": tree.path, "name": tree.module}).encode()
     case = _Case(
-        argv=(sys.executable, f"{_HARNESS}/unit_testing.py"),
+        argv=(sys.executable, f"{_HARNESS}/unit_testing.pyc"),
         files={**tree.files, tree.path: b"", **_UNIT_TESTS, "told.json": told},
         sample=(
-            (sys.executable, f"{_HARNESS}/answering.py"),
+            (sys.executable, f"{_HARNESS}/answering.pyc"),
             {**tree.given, tree.path: source, **_AGENT},
         ),
         accepts=lambda _: True,

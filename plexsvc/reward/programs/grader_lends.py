@@ -150,7 +150,7 @@ def data_files(values: list[Any]) -> dict[str, bytes | None]:
         place = pathlib.Path(value)
         with contextlib.suppress(OSError, ValueError):
             is_inside = place.resolve().is_relative_to(pathlib.Path.cwd())
-            if is_inside and place.suffix != ".py" and place.is_file():
+            if is_inside and place.suffix not in {".py", ".pyc"} and place.is_file():
                 found[str(value)] = place.read_bytes()
     return found
 

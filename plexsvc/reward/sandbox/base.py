@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+PYC_HEADER_BYTES: Final = 16
+"""What precedes the code in a compiled script."""
+
 PYTHON: Final = (sys.executable, "-I", "-S")
 """A Python without packages. A command that begins so and goes on with a script does not wait for
 an interpreter to start."""

@@ -41,7 +41,7 @@ if __name__ == "__main__":  # without site packages: from the checkout, or where
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from plexsvc.reward.sandbox import kernel
-from plexsvc.reward.sandbox.base import PYTHON, StageLimits
+from plexsvc.reward.sandbox.base import PYC_HEADER_BYTES, PYTHON, StageLimits
 from plexsvc.tether import die_with_parent, set_process_name
 
 INNER_ID: Final = 1000
@@ -119,6 +119,7 @@ def main() -> None:
         line.sendall(f"{error}".encode())
         return
     line.sendall(READY)
+    __import__("unittest.mock")  # and asyncio with it: graders need both, the worker does not wait
     argv = _serve(line, inside)
     if argv:
         _interpret(argv)
@@ -421,7 +422,7 @@ def _interpret(argv: list[str]) -> NoReturn:
     script.__file__ = argv[0]
     code = 1
     try:
-        exec(compile(Path(argv[0]).read_bytes(), argv[0], "exec"), script.__dict__)
+        exec(_code(Path(argv[0])), script.__dict__)
         code = 0
     except SystemExit as leaving:
         code = _exit_code(leaving)
@@ -433,6 +434,14 @@ def _interpret(argv: list[str]) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)  # without taking the interpreter apart, which would copy all its memory
+
+
+def _code(script: Path) -> types.CodeType:
+    data = script.read_bytes()
+    if script.suffix == ".pyc":
+        found: types.CodeType = marshal.loads(data[PYC_HEADER_BYTES:])  # by this very Python
+        return found
+    return compile(data, script, "exec")
 
 
 def _inner(error: BaseException) -> types.TracebackType | None:

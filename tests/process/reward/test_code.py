@@ -295,7 +295,7 @@ HOSTILE_UNITS = {
     "    try: open(place, 'w').write('def pytest_pyfunc_call(pyfuncitem): return True')\n"
     "    except OSError: pass\nf = lambda x: 7\n",
     "replace the tests": "import os\n"
-    "for name in ('test_it.py', 'test_z.py', '.harness/asserting.py'):\n"
+    "for name in ('test_it.py', 'test_z.py', '.harness/asserting.pyc'):\n"
     "    try: os.chmod(name, 0o777)\n"
     "    except OSError: pass\n"
     "    try: os.replace('solution.py', name)\n"

@@ -269,6 +269,14 @@ def test_nothing_that_tests_expect_is_in_the_memory_or_the_files_of_the_sample(
         assert hits == {f"HITS {[given]}"}, (reference, found.output[-2000:])
 
 
+def test_no_argument_lends_the_sample_a_script_of_the_grader(sandbox: Sandbox) -> None:
+    code = "import os\ndef f(path): return os.path.exists(path)"
+    for name in ("asserting", "grader_line"):
+        found = run(sandbox, "code_python", code, [{"assert": f"not f('.harness/{name}.pyc')"}])
+        assert isinstance(found, Scored)
+        assert found.score == 1, found.output
+
+
 @pytest.mark.parametrize(
     ("program", "reference"),
     [
