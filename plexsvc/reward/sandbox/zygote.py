@@ -148,10 +148,11 @@ def _prepare(instructions: bytes) -> Inside:
 def _user_namespace() -> int:
     """Return a user namespace in which the outer user is the inner one, and there is no other."""
     ours, theirs = os.pipe()
-    holder = os.fork()
+    zygote, holder = os.getpid(), os.fork()
     if holder == 0:
         with contextlib.suppress(BaseException):
             kernel.unshare(kernel.NEW_USER)
+            die_with_parent(zygote)  # other credentials end an older tie
             os.write(theirs, b".")
             signal.pause()
         os._exit(1)

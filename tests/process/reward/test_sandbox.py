@@ -21,7 +21,9 @@ from plexsvc.reward.sandbox.base import PYTHON, Ran, Sandbox, StageLimits
 from plexsvc.reward.sandbox.opening import NoSandbox
 from plexsvc.reward.sandbox.zygote import ENVIRONMENT
 from tests.rigs.hostile_code import GREEDY, HARMLESS, PRIVILEGED
+from tests.rigs.processes import is_alive
 from tests.rigs.sandbox_process import SandboxProcess, sandbox_process
+from tests.rigs.waiting import wait_until
 
 pytestmark = pytest.mark.process
 QUICK = StageLimits(wall_us=20_000_000)
@@ -317,6 +319,27 @@ def test_a_script_runs_as_in_an_interpreter_of_its_own(
     expected = stdout.replace("{environment}", str(sorted(ENVIRONMENT)))
     assert (ran.stdout, ran.exit_code) == (expected, exit_code), ran
     assert "zygote" not in ran.stderr
+
+
+KILLED_MIDWAY = """
+import os, signal
+from plexsvc.reward.sandbox import zygote
+def written(process, **_):
+    print(process, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+zygote._write_maps = written
+zygote._user_namespace()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a namespace for others")
+def test_a_zygote_that_is_killed_while_it_starts_leaves_no_process() -> None:
+    command = [sys.executable, "-c", KILLED_MIDWAY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as zygote:
+        assert zygote.stdout is not None
+        holder = int(zygote.stdout.readline())
+        assert zygote.wait() == -signal.SIGKILL
+        wait_until(lambda: not is_alive(holder), what="the holder of its namespace is gone")
 
 
 def test_where_nothing_isolates_nothing_runs() -> None:
