@@ -146,6 +146,16 @@ class ByteLine:
         """Return when the other end has hung up: it has all that was sent, or wants no more."""
         self.sock.recv_into(bytearray(1))
 
+    def hang_up(self) -> None:
+        """Say no more, and drop what comes until the other end has hung up, too, for a while.
+
+        Closing a line before all that came is read resets it, and what was said last is lost.
+        """
+        self.sock.shutdown(socket.SHUT_WR)
+        until_s, scrap = time.monotonic() + SHAKE_S, bytearray(1 << 16)
+        while time.monotonic() < until_s and self.sock.recv_into(scrap):
+            pass
+
 
 @contextmanager
 def dial(address: str, keys: ClusterKeys) -> Iterator[ByteLine]:
@@ -198,7 +208,9 @@ def accepted(sock: socket.socket, keys: ClusterKeys) -> Iterator[ByteLine]:
             yield line
         except PlexError as error:
             with suppress(OSError):
+                line.wait_at_most(SHAKE_S)
                 line.send(VersionChunk(error=wire_errors.to_wire(error)))
+                line.hang_up()
             raise
 
 

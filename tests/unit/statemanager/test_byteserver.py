@@ -119,6 +119,21 @@ def test_on_one_host_nobody_gets_bytes_without_the_secret(file: MemoryFile, tmp_
         assert ask(where, KEYS).nbytes == SIZE
 
 
+def test_who_is_refused_is_told_so_whatever_it_says_meanwhile(
+    file: MemoryFile, tmp_path: Path
+) -> None:
+    def talk(where: str) -> None:
+        with dial(where, replace(KEYS, secret="")) as line:
+            for _ in range(200):
+                line.send_bytes(bytes(1 << 10))
+            checked(line.receive(VersionChunk))
+
+    with serving(Giver(file), f"unix:{tmp_path}/state.sock") as where:
+        for _ in range(20):
+            with pytest.raises(LineBrokenError, match="secret"):
+                talk(where)
+
+
 def test_between_hosts_nobody_gets_bytes_without_a_certificate(
     file: MemoryFile, tmp_path: Path
 ) -> None:
