@@ -326,8 +326,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256], help="MiB of each rank")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--differs", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--differs", default="", help=argparse.SUPPRESS)
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:

@@ -28,7 +28,7 @@ SCRATCH_ELEMENTS: Final = 1 << 24
 """Most elements that are updated at once: the scratch memory is four bytes for each."""
 
 
-PART_ELEMENTS: Final = 1 << 20
+PART_ELEMENTS: Final = 1 << 22
 """Elements that a thread updates at once in host memory."""
 
 NORM_ELEMENTS: Final = 1 << 16
@@ -134,12 +134,19 @@ def host_squares(grads: Sequence[Tensor], *, num_threads: int) -> Tensor:
     To convert all of them to double and square them takes fifty times as long.
     """
     parts = [part for grad in grads for part in grad.view(-1).split(PART_ELEMENTS)]
-    norms = [n for part in _each(_norms, parts, num_threads=num_threads) for n in part]
-    return torch.stack(norms).double().square().sum()
+    norms = torch.cat(list(_each(_norms, parts, num_threads=num_threads)))
+    return norms.double().square().sum()
 
 
-def _norms(part: Tensor) -> list[Tensor]:
-    return [torch.linalg.vector_norm(some) for some in part.split(NORM_ELEMENTS)]
+def _norms(part: Tensor) -> Tensor:
+    """Return the norm of each `NORM_ELEMENTS`, and of the rest.
+
+    One call makes them: threads that call for each wait for each other in Python.
+    """
+    count = part.numel() // NORM_ELEMENTS
+    whole, rest = part.split([count * NORM_ELEMENTS, part.numel() - count * NORM_ELEMENTS])
+    norms = torch.linalg.vector_norm(whole.view(count, NORM_ELEMENTS), dim=1)
+    return torch.cat([norms, torch.linalg.vector_norm(rest, dim=0, keepdim=True)])
 
 
 def _each(work: Callable[[P], R], parts: Sequence[P], *, num_threads: int) -> Iterator[R]:
