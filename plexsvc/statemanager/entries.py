@@ -1,4 +1,4 @@
-"""What the ledger records: the budget of each tier, and WPGs with their ranks and regions."""
+"""Entries of the ledger: the budget of each tier, and WPGs with their ranks and regions."""
 
 from __future__ import annotations
 
