@@ -60,7 +60,8 @@ class Vault:
         if message.header["op"] == "beat":
             self.beats += 1
         elif message.header["op"] == "ask":
-            dataplane.send(sock, END)
+            with suppress(OSError):  # it is gone, and what it said after that is still to be read
+                dataplane.send(sock, message)
         else:
             self._take(message)
 

@@ -42,7 +42,6 @@ MAX_WAITING: Final = 4096
 """Records that may wait for the node agent; a further one is refused."""
 
 BEAT: Final = Message(header={"op": "beat"})
-ASK: Final = Message(header={"op": "ask"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,7 @@ class Book:
         self._lock = threading.Lock()
         self._waiting: deque[_Outgoing] = deque()
         self._asking = threading.Lock()
+        self._asked = 0
 
     def read(self) -> list[BookEntry]:
         """Return a predecessor's records; comes once, before anything is written.
@@ -126,16 +126,19 @@ class Book:
             sock = self._sock
             if sock is None:
                 return
-            self._write(ASK)
+            self._asked += 1
+            self._write(Message(header={"op": "ask", "number": self._asked}))
             self.settle()
             poll = select.poll()
             poll.register(sock, select.POLLIN)
-            if not poll.poll(SETTLE_S * 1000):
-                raise _unavailable(f"it has answered nothing for {SETTLE_S:.0f} s")
-            try:
-                dataplane.receive(sock)
-            except (OSError, EOFError) as error:
-                raise _unavailable(f"it is gone ({error})") from error
+            answered = 0
+            while answered != self._asked:  # an answer to one that was given up may come first
+                if not poll.poll(SETTLE_S * 1000):
+                    raise _unavailable(f"it has answered nothing for {SETTLE_S:.0f} s")
+                try:
+                    answered = dataplane.receive(sock).header["number"]
+                except (OSError, EOFError) as error:
+                    raise _unavailable(f"it is gone ({error})") from error
 
     def beat(self) -> None:
         """Show that this process gets on, unless the node agent does not read.

@@ -64,6 +64,32 @@ def test_what_was_dropped_is_let_go_of_when_the_vault_says_so(
     keeper.join()
 
 
+def test_what_is_said_after_a_question_that_nobody_hears_answered_is_kept(
+    ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, theirs = ends
+    monkeypatch.setattr(books, "SETTLE_S", 0.01)
+    with pytest.raises(PlexError, match="answered nothing"):
+        book.let_go()
+    book.put(key(0), {})
+    book.close()
+    vault = Vault()
+    vault.serve(theirs)
+    assert list(vault._kept) == [key(0)]
+
+
+def test_a_late_answer_is_not_taken_for_another(
+    ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, theirs = ends
+    monkeypatch.setattr(books, "SETTLE_S", 0.01)
+    with pytest.raises(PlexError, match="answered nothing"):
+        book.let_go()
+    dataplane.send(theirs, dataplane.receive(theirs))
+    with pytest.raises(PlexError, match="answered nothing"):
+        book.let_go()
+
+
 def test_a_vault_that_does_not_answer_is_not_waited_for_for_ever(
     ends: tuple[Book, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
