@@ -39,7 +39,6 @@ class ResidencyTrigger(StrEnum):
 
     BUILD_ORDERED = "build_ordered"
     BUILT = "built"
-    BUILD_FAILED = "build_failed"
     OFFLOAD_ORDERED = "offload_ordered"
     OFFLOADED = "offloaded"
     LOAD_ORDERED = "load_ordered"
@@ -54,7 +53,6 @@ Transitions = Mapping[tuple[Residency, ResidencyTrigger], Residency]
 TRANSITIONS: Final[Transitions] = {
     (Residency.NONE, ResidencyTrigger.BUILD_ORDERED): Residency.BUILDING,
     (Residency.BUILDING, ResidencyTrigger.BUILT): Residency.DEVICE,
-    (Residency.BUILDING, ResidencyTrigger.BUILD_FAILED): Residency.NONE,
     (Residency.DEVICE, ResidencyTrigger.OFFLOAD_ORDERED): Residency.OFFLOADING,
     (Residency.OFFLOADING, ResidencyTrigger.OFFLOADED): Residency.HOST,
     (Residency.OFFLOADING, ResidencyTrigger.MOVE_FAILED): Residency.DEVICE,

@@ -70,7 +70,11 @@ def _check_device(cluster: ClusterState, device: Device) -> None:
 
 
 def _check_wpg(cluster: ClusterState, wpg: Wpg) -> None:
-    assert (wpg.move_id is not None) == (wpg.residency in MOVING), wpg
+    is_between = wpg.residency in MOVING
+    assert is_between or wpg.move_id is None, wpg
+    # One whose move broke off stays between the tiers until it is forgotten.
+    is_going = wpg.is_lost or wpg.state in {WpgState.STOPPING, WpgState.FORGETTING}
+    assert wpg.move_id is not None or is_going or not is_between, wpg
     assert wpg.lease_no <= cluster.devices.last_lease_no, wpg
     kinds = [operation.kind for operation in wpg.running.values()]
     if any(operation.needs_device for operation in wpg.running.values()):

@@ -51,7 +51,7 @@ from plexsvc.scheduler.orders.reach import Reach
 
 log = Log(__name__)
 
-TRIED_AGAIN: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST, ErrorCode.NO_ROOM})
+TRIED_AGAIN: Final = frozenset({ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST})
 """Codes of errors after which the core rebuilds once more: told as they are."""
 
 OPENS_WINDOW: Final = frozenset({OperationKind.FORWARD_BACKWARD, OperationKind.BACKWARD})

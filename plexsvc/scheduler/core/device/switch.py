@@ -143,11 +143,12 @@ def move_failed(devices: Devices, event: MoveFailed) -> list[Wpg]:
     if wpg is None or wpg.move_id != event.move_id:
         return []
     assert wpg.residency in MOVING, wpg
-    wpg.shift(ResidencyTrigger.MOVE_FAILED)
     wpg.move_id = None
     devices.touch(wpg.wpg_id)
+    # It stays between the tiers: what it has on the device is not free before it is forgotten.
     if event.fault.code is not ErrorCode.NO_ROOM:
         return [wpg]
+    wpg.shift(ResidencyTrigger.MOVE_FAILED)
     head = lanes.head(devices.queues, wpg)
     if wpg.left:
         _retry_later(devices, wpg)

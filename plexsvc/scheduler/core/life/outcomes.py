@@ -223,8 +223,7 @@ def finished(devices: Devices, event: events.OperationFinished) -> None:
 def _initialized(
     devices: Devices, wpg: Wpg, operation: Operation, event: events.OperationFinished
 ) -> None:
-    if event.fault is not None:
-        wpg.shift(ResidencyTrigger.BUILD_FAILED)
+    if event.fault is not None:  # what it allocated stays on the device until it is forgotten
         endings.end_running(devices.queues, operation, event.fault)
         deployments.fail_wpg(devices, wpg, event.fault)
         return

@@ -11,8 +11,8 @@ or the next that joins or is opened (`keep_beside`).
 
 One that is starting is started again when its processes are killed: its copy is the model.
 
-It ends with a cause when that fails, and when its processes die, or find no room, `MAX_LOSSES`
-times with nothing applied in between.
+It ends with a cause when that fails, and when its processes die `MAX_LOSSES` times with nothing
+applied in between.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ def may_begin(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
     """Whether a deployment goes on although this WPG of it cannot."""
     deployment = devices.deployments[wpg.deployment_id]
     is_death = fault.code in {ErrorCode.WORKER_DIED, ErrorCode.NODE_LOST}
-    # Its room may be taken for a moment by a neighbour that died amid a move.
-    is_crowded = fault.code is ErrorCode.NO_ROOM
     is_ready = deployment.state is DeploymentState.READY
     is_starting = deployment.state is DeploymentState.STARTING
     return (
@@ -50,7 +48,7 @@ def may_begin(devices: Devices, wpg: Wpg, fault: Fault) -> bool:
         and devices.is_current(wpg)
         and (is_ready or (is_starting and is_death and not _ended_itself(fault)))
         and devices.jobs[wpg.job_id].ending is None
-        and (is_death or is_crowded or deployment.lost is None)
+        and (is_death or deployment.lost is None)
         and (deployment.losses < MAX_LOSSES or wpg.is_lost)
     )
 

@@ -16,7 +16,7 @@ from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.core.events import NodeCordoned, NodeUncordoned
 from plexsvc.scheduler.ledger.durable import Durable
 from plexsvc.scheduler.ledger.jobs import DeploymentRecord
-from tests.fakes.fake_cluster import applied, failed, no_room, staged_payload
+from tests.fakes.fake_cluster import applied, no_room, staged_payload
 from tests.rigs.scheduler_rig import TENANT, Rig, held_open, start_rig, until
 
 ANSWERED = operations_pb2.OPERATION_STATE_ANSWERED
@@ -378,25 +378,6 @@ async def test_another_result_than_before_ends_the_deployment(rig: Rig, durable:
     refused = (await insist(rig, rig.operation("job-1", "step"))).error
     assert refused.code == ErrorCode.DEPLOYMENT_FAILED
     assert "its last durable step is seq 1" in refused.message
-
-
-async def test_one_that_finds_no_room_for_a_moment_is_rebuilt_again(
-    rig: Rig, durable: Durable
-) -> None:
-    await rig.run("job-1", "step")
-    await until(lambda: durable.seq == 1)
-    tries = list[str]()
-
-    async def crowded(request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteReply | None:
-        if not request.operation.HasField("initialize"):
-            return None
-        tries.append(request.wpg_id)
-        return failed(request.operation, no_room()) if len(tries) == 1 else None
-
-    rig.behaviour.on_execute = crowded
-    await rig.agents[0].die("wpg-1-1/0")
-    assert (await insist(rig, rig.operation("job-1", "step"))).state == ANSWERED
-    assert tries == ["wpg-1-2", "wpg-1-3"]
 
 
 async def test_what_writes_weights_waits_for_the_copy_and_others_do_not(

@@ -14,6 +14,7 @@ from plexsvc.scheduler.core.actions import (
     DeploymentLost,
     ForgetWpg,
     KeepState,
+    MoveState,
     RefuseOperation,
     SpawnWpg,
     StartOperation,
@@ -225,40 +226,54 @@ def test_state_that_cannot_be_restored_ends_the_deployment(world: FakeWorld) -> 
     assert not world.core.view.wpgs
 
 
-def test_one_that_finds_no_room_is_rebuilt_again_a_bounded_number_of_times(
-    world: FakeWorld,
-) -> None:
-    """A neighbour that died amid a move has its room a moment longer than the core knows."""
-    died(world)
-    crowded = Fault(code=ErrorCode.NO_ROOM, message="device 0: 9 bytes needed, 5 free")
-    for number in range(1, MAX_LOSSES):
-        world.report_next(SpawnWpg)
-        order = next(order for order in world.orders if isinstance(order, StartOperation))
-        world.report(order, fault=crowded)
-        assert world.core.view.deployments[ACTOR].losses == number + 1
-        world.report_next(StopWpg)
-        world.report_next(ForgetWpg)
+def test_one_that_is_rebuilt_waits_for_the_memory_of_a_neighbour_lost_amid_a_move() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(train=1)
+    for job in "ab":
+        world.bring_up(job, durable=True)
+    b_wpg = world.core.view.deployments[DeploymentId("b/actor")].wpg_id
     world.submit("a1", job="a", seq=1)
     world.drain()
-    assert isinstance(world.answers[op_id("a1")][-1], AnswerOperation)
-
-
-def test_one_that_never_finds_room_ends(world: FakeWorld) -> None:
+    world.submit("b1", job="b", seq=1)
+    world.report_next(MoveState)  # `a` has left
+    (load,) = (order for order in world.orders if isinstance(order, MoveState))
+    assert load.wpg_id == b_wpg
     died(world)
-    crowded = Fault(code=ErrorCode.NO_ROOM, message="device 0: 9 bytes needed, 5 free")
-    told: list[Action] = []
-    for _ in range(MAX_LOSSES):
-        world.report_next(SpawnWpg)
-        order = next(order for order in world.orders if isinstance(order, StartOperation))
-        told = world.report(order, fault=crowded)
-        world.report_next(StopWpg)
-        world.report_next(ForgetWpg)
-    (ended,) = (action for action in told if isinstance(action, DeploymentChanged))
-    assert (ended.state, ended.fault and ended.fault.code) == (
-        DeploymentState.FAILED,
-        ErrorCode.NO_ROOM,
-    )
-    assert not world.core.view.wpgs
+    world.report_next(SpawnWpg)
+    assert world.orders == [load], "`b` has the device"
+    silent = Fault(code=ErrorCode.WORKER_DIED, message="stopped answering during a move")
+    world.report(load, fault=silent)
+    world.report_next(StopWpg)
+    assert [type(order) for order in world.orders] == [ForgetWpg], "nobody has its room yet"
+    actions = world.report_next(ForgetWpg)
+    (started,) = (one for one in actions if isinstance(one, StartOperation))
+    assert started.wpg_id == world.core.view.deployments[ACTOR].wpg_id
+    world.drain()
+    for job in "ab":
+        world.submit(f"{job}1", job=job, seq=1)
+        world.submit(f"{job}2", job=job, seq=2)
+    world.drain()
+    assert all(isinstance(world.answers[op_id(f"{job}2")][-1], AnswerOperation) for job in "ab")
+
+
+def test_what_was_allocated_before_an_initialize_failed_is_free_when_it_is_forgotten() -> None:
+    world = FakeWorld(device_bytes=100)
+    world.join(train=1)
+    world.bring_up("a")
+    world.submit("a1", job="a", seq=1)
+    world.drain()
+    world.job("b")
+    world.deploy("b")
+    world.report_next(SpawnWpg)
+    world.report_next(MoveState)  # `a` makes room
+    (order,) = (one for one in world.orders if isinstance(one, StartOperation))
+    world.submit("a2", job="a", seq=2)
+    world.report(order, fault=Fault(code=ErrorCode.INTERNAL, message="half of it is built"))
+    world.report_next(StopWpg)
+    assert [type(order) for order in world.orders] == [ForgetWpg]
+    assert [type(one) for one in world.report_next(ForgetWpg)] == [MoveState]
+    world.drain()
+    assert isinstance(world.answers[op_id("a2")][-1], AnswerOperation)
 
 
 def lose_node(world: FakeWorld, node_id: str) -> list[Action]:
