@@ -16,7 +16,7 @@ from plexsvc.errors import ErrorCode, PlexError, unavailable
 from plexsvc.ids import OperationId, show
 from plexsvc.log import Log
 from plexsvc.rollout.core import events, orders
-from plexsvc.rollout.core.events import SampleKey, SampleTokens
+from plexsvc.rollout.core.events import InstanceId, SampleKey, SampleTokens
 from plexsvc.rollout.deployment import RolloutDeployment
 from plexsvc.rollout.engines.base import FINISH_ABORT
 from plexsvc.rollout.lines import PROBE_CALL_S, InstanceLine
@@ -97,7 +97,10 @@ class RunningGenerate:
             case orders.StartSamples():
                 self._start(order)
             case orders.StopSamples():
-                self._group.create_task(self._stop(order))
+                # Now: once they go on elsewhere, their ids are those of the next try. Less one:
+                # `_request` has counted the try that runs.
+                ids = [self._request_id(key, attempt=self._tries[key] - 1) for key in order.samples]
+                self._group.create_task(self._stop(order.instance_id, ids))
             case orders.RecordTokens():
                 for (delta, at), known in zip(self._arrived, order.known, strict=True):
                     if known is not None:
@@ -159,13 +162,11 @@ class RunningGenerate:
     def _request_id(self, key: SampleKey, *, attempt: int) -> str:
         return f"{self._id.hex()}/{key[0]}/{key[1]}/{attempt}"
 
-    async def _stop(self, order: orders.StopSamples) -> None:
-        """Have an instance abort samples; one that does not hear it sends them to their end."""
-        line = self._deployment.lines.get(order.instance_id)
+    async def _stop(self, instance_id: InstanceId, ids: list[str]) -> None:
+        """Have an instance abort requests; one that does not hear it sends them to their end."""
+        line = self._deployment.lines.get(instance_id)
         if line is None:
             return
-        # Less one: `_request` has counted the try that runs.
-        ids = [self._request_id(key, attempt=self._tries[key] - 1) for key in order.samples]
         request = rollout_pb2.InstanceAbortRequest(request_ids=ids)
         with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
             await line.stub.Abort(request, timeout=PROBE_CALL_S)

@@ -33,7 +33,7 @@ class AssignedSample:
     prompt_tokens: int = 0
     instance_id: InstanceId | None = None
     call: int = 0
-    """The latest that carried it."""
+    """The one that carries it; 0 while it waits, or is complete."""
     is_leaving: bool = False
     """Whether its instance was told to stop it."""
     is_moved: bool = False
@@ -234,6 +234,7 @@ class Assignment:
     def _unload(self, operation_id: OperationId, key: SampleKey, sample: AssignedSample) -> None:
         self._leaving -= sample.is_leaving
         instance_id, sample.instance_id, sample.is_leaving = sample.instance_id, None, False
+        sample.call = 0
         instance = self.instances.get(instance_id) if instance_id is not None else None
         if instance is None or instance_id is None:
             return

@@ -270,7 +270,7 @@ class RolloutCore(Membership):
         if generate is None:
             return []
         carried = ((key, generate.samples[key]) for key in event.samples)
-        left = [key for key, has in carried if has.call == event.call and not has.is_complete]
+        left = [key for key, has in carried if has.call == event.call]
         if not left:
             return []
         if event.error.code in FATAL:

@@ -138,6 +138,23 @@ def test_samples_in_an_engines_queue_make_room_for_a_shorter_generate() -> None:
     assert ticks == [[]] * 7, "what nobody waits behind stays"
 
 
+def test_a_call_that_ends_loses_nothing_that_was_taken_back_from_it_and_waits() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=2)
+    core.handle(joined(MODEL))
+    core.handle(submitted((0, 0), (1, 0)))
+    core.handle(arrived(ONE, SampleTokens((0, 0), 0, LENGTH, is_last=True)))
+    core.handle(submitted_as(OTHER, (0, 0), (1, 0), (2, 0)))
+    core.handle(events.InstanceDrained(instance_id=ONE))
+    back = SampleTokens((1, 0), 0, 0, is_last=False, is_aborted=True)
+    core.handle(arrived(ONE, back))
+    waiting = core.generates[OP].waiting
+    assert list(waiting) == [(1, 0)]
+    assert core.handle(ended(ONE, (0, 0), (1, 0), call=1)) == []
+    assert list(waiting) == [(1, 0)]
+    assert core.generates[OP].losses == 0
+    check(core)
+
+
 def stops(ordered: list[orders.Order]) -> list[orders.StopSamples]:
     return [order for order in ordered if isinstance(order, orders.StopSamples)]
 
@@ -669,6 +686,8 @@ class Call:
     operation_id: OperationId
     instance_id: InstanceId
     at: dict[SampleKey, int]
+    asked: list[SampleKey]
+    """Samples that it was begun with."""
     stopped: list[SampleKey] = field(default_factory=list)
     """Samples that are to be aborted."""
 
@@ -768,7 +787,9 @@ class Course(RuleBasedStateMachine):
                 assert instance.version == order.version == self.core.version
                 known = self.recorded[order.operation_id]
                 at = {key: known[key] for key in order.samples}
-                self.calls.append(Call(order.call, order.operation_id, order.instance_id, at))
+                asked = order.samples
+                made = Call(order.call, order.operation_id, order.instance_id, at, asked)
+                self.calls.append(made)
             case orders.StopSamples():
                 for call in self.calls:
                     if (call.operation_id, call.instance_id) == (
@@ -955,7 +976,7 @@ class Course(RuleBasedStateMachine):
                 call=call.number,
                 instance_id=call.instance_id,
                 address="i",
-                samples=list(call.at),
+                samples=call.asked,
                 error=BROKEN,
             )
         )
