@@ -13,6 +13,9 @@ OperationId = NewType("OperationId", bytes)
 
 OPERATION_ID_BYTES: Final = 16
 
+SHOWN_BYTES: Final = 4
+"""First bytes of an operation's id, by which errors and logs name it."""
+
 
 def new_operation_id() -> OperationId:
     """Return a fresh 16-byte operation id."""
@@ -31,4 +34,4 @@ def new_deployment_id(job_id: JobId, name: str) -> DeploymentId:
 
 def show(operation_id: bytes) -> str:
     """Return the short printable form of an operation id, e.g. `op_1f0c9a3b`."""
-    return f"op_{operation_id.hex()[:8]}"
+    return f"op_{operation_id[:SHOWN_BYTES].hex()}"

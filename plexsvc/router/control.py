@@ -16,6 +16,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
+from plexclient.ids import OPERATION_ID_BYTES, SHOWN_BYTES
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import TenantId
@@ -118,8 +119,14 @@ def _check_outcome(request: pb.EndJobRequest, _: RouterConfig) -> None:
 
 
 def _check_explained(request: pb.ExplainRequest, _: RouterConfig) -> None:
-    if request.operation_id or not request.job_id:
-        check_operation_id(request.operation_id)
+    nbytes = len(request.operation_id)
+    if not nbytes and request.job_id:
+        return
+    if not SHOWN_BYTES <= nbytes <= OPERATION_ID_BYTES:
+        raise bad_request(
+            f"explain got {2 * nbytes} digits of an operation's id; give the first "
+            f"{2 * SHOWN_BYTES}, as errors and logs do, or more of its {2 * OPERATION_ID_BYTES}"
+        )
 
 
 def _check_change(request: pb.ChangeNodeRequest, _: RouterConfig) -> None:

@@ -75,6 +75,17 @@ async def ask(control: Control, request: Message, *, tenant: TenantId) -> Messag
     return await control.forward(name, copy, tenant=tenant, is_operator=tenant == OPS)
 
 
+async def test_an_operation_is_explained_by_the_digits_that_errors_show_and_by_no_fewer() -> None:
+    control, scheduler = rig()
+    for operation_id in (b"4444", b"1234567812345678"):
+        await ask(control, pb.ExplainRequest(operation_id=operation_id), tenant=LAB)
+    for operation_id in (b"333", b"12345678123456789"):
+        with pytest.raises(PlexError, match="as errors and logs do") as caught:
+            await ask(control, pb.ExplainRequest(operation_id=operation_id), tenant=LAB)
+        assert caught.value.code is ErrorCode.BAD_REQUEST
+    assert len(scheduler.seen) == 2
+
+
 def test_every_forwarded_request_says_who_asks() -> None:
     requests = [method.input_type for method in METHODS.values()]
     assert all("tenant" in request.fields_by_name for request in requests)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from plexclient.ids import OPERATION_ID_BYTES
 from plexclient.wire.v1 import service_pb2
-from plexsvc.errors import not_found
+from plexsvc.errors import bad_request, not_found
 from plexsvc.ids import OperationId, show
 from plexsvc.rpc.services import Methods
 from plexsvc.scheduler.api.views import story
@@ -22,7 +23,7 @@ async def explain(
     """Return why an operation is where it is or, without one, what a job's deployments wait for.
 
     Raises:
-        PlexError: `not_found`.
+        PlexError: `not_found`; `bad_request` for what begins the ids of several operations.
     """
     lens = Lens(scheduler.registry, request)
     if not request.operation_id:
@@ -39,7 +40,7 @@ async def explain(
 def _operation(
     scheduler: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens
 ) -> story.Story:
-    cluster, operation_id = scheduler.cluster, OperationId(request.operation_id)
+    cluster, operation_id = scheduler.cluster, _whole(scheduler, request, lens=lens)
     if request.job_id:
         lens.job(request.job_id)
     found = cluster.operations.get(operation_id)
@@ -51,6 +52,26 @@ def _operation(
             f"{where} no operation {show(operation_id)} that waits, runs or was lately answered"
         )
     return told
+
+
+def _whole(
+    scheduler: LiveScheduler, request: service_pb2.ExplainRequest, *, lens: Lens
+) -> OperationId:
+    """Return the id that begins as asked: errors and logs show its first bytes. `O(operations)`."""
+    asked = OperationId(request.operation_id)
+    if len(asked) == OPERATION_ID_BYTES:
+        return asked
+    found = [
+        operation_id
+        for operation_id, one in scheduler.cluster.operations.items()
+        if operation_id.startswith(asked)
+        and lens.sees(one.job_id)
+        and request.job_id in {"", one.job_id}
+    ]
+    if len(found) > 1:
+        those = ", ".join(sorted(one.hex() for one in found))
+        raise bad_request(f"op_{asked.hex()} begins the ids of several operations: {those}")
+    return found[0] if found else asked
 
 
 def _job(scheduler: LiveScheduler, record: JobRecord, *, lens: Lens) -> service_pb2.ExplainReply:

@@ -10,7 +10,7 @@ import pytest
 
 from plexclient.wire.v1 import service_pb2 as pb
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import JobId
+from plexsvc.ids import JobId, show
 from plexsvc.scheduler.config import SchedulerConfig
 from tests.rigs.scheduler_rig import TENANT, Rig, start_rig
 
@@ -284,14 +284,25 @@ async def test_a_job_is_explained_to_its_tenant_and_to_operators_only(two: Rig) 
 async def test_an_operation_is_explained_without_naming_its_job(two: Rig) -> None:
     operation = two.operation("job-1", "step")
     await two.scheduler.submit(operation)
-    ask = pb.ExplainRequest(operation_id=operation.operation_id, tenant=TENANT)
-    assert (
-        "applied and answered"
-        in (await two.scheduler.call("ExplainOperation", ask, pb.ExplainReply)).text
-    )
-    ask.tenant = RIVAL
-    hidden = await refusal(two.scheduler.call("ExplainOperation", ask, pb.ExplainReply))
-    assert hidden.code is ErrorCode.NOT_FOUND
+    shown = bytes.fromhex(show(operation.operation_id).removeprefix("op_"))
+    for operation_id in (operation.operation_id, shown):
+        ask = pb.ExplainRequest(operation_id=operation_id, tenant=TENANT)
+        told = await two.scheduler.call("ExplainOperation", ask, pb.ExplainReply)
+        assert "applied and answered" in told.text
+        ask.tenant = RIVAL
+        hidden = await refusal(two.scheduler.call("ExplainOperation", ask, pb.ExplainReply))
+        assert hidden.code is ErrorCode.NOT_FOUND
+
+
+async def test_an_id_that_begins_as_several_do_names_them(two: Rig) -> None:
+    for last in b"ab":
+        operation = two.operation("job-1", "step")
+        operation.operation_id = b"same" + bytes([last] * 12)
+        await two.scheduler.submit(operation)
+    ask = pb.ExplainRequest(operation_id=b"same", tenant=TENANT)
+    unclear = await refusal(two.scheduler.call("ExplainOperation", ask, pb.ExplainReply))
+    assert unclear.code is ErrorCode.BAD_REQUEST
+    assert operation.operation_id.hex() in unclear.message
 
 
 async def test_what_cannot_leave_a_draining_node_says_why(tmp_path: Path) -> None:
