@@ -163,7 +163,12 @@ def _closed() -> PlexError:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop gRPC's note that another loop of this process took its wake-up byte; report the rest."""
-    if isinstance(context.get("exception"), BlockingIOError) and "Poller" in str(context):
+    """Drop what gRPC's poller, which all loops of a process share, says of others; report the rest.
+
+    Another loop took its wake-up byte, or the loop of an event is closed, with its connection.
+    """
+    error = context.get("exception")
+    is_of_another = isinstance(error, BlockingIOError) or str(error) == "Event loop is closed"
+    if is_of_another and "Poller" in str(context):
         return
     loop.default_exception_handler(context)

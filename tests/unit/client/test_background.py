@@ -85,3 +85,26 @@ def test_a_connection_that_is_refused_starts_no_thread(tmp_path: Path) -> None:
     with pytest.raises(PlexError, match="cannot be read"):
         plex.connect("127.0.0.1:1", token=TOKEN, ca=str(tmp_path / "none.pem"))
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (RuntimeError("Event loop is closed"), False),
+        (BlockingIOError(), False),
+        (RuntimeError("a bug"), True),
+    ],
+)
+def test_what_grpcs_poller_says_of_other_connections_is_not_printed(
+    background: Background,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    error: Exception,
+    is_told: bool,
+) -> None:
+    async def fail() -> None:
+        said = "Exception in callback PollerCompletionQueue._handle_events()"
+        asyncio.get_running_loop().call_exception_handler({"message": said, "exception": error})
+
+    background.run(fail)
+    assert bool(caplog.records) == is_told

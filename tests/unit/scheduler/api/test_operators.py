@@ -295,14 +295,15 @@ async def test_an_operation_is_explained_without_naming_its_job(two: Rig) -> Non
 
 
 async def test_an_id_that_begins_as_several_do_names_them(two: Rig) -> None:
-    for last in b"ab":
+    ids = [b"same" + last * 12 for last in (b"a", b"b")]
+    for operation_id in ids:
         operation = two.operation("job-1", "step")
-        operation.operation_id = b"same" + bytes([last] * 12)
+        operation.operation_id = operation_id
         await two.scheduler.submit(operation)
     ask = pb.ExplainRequest(operation_id=b"same", tenant=TENANT)
     unclear = await refusal(two.scheduler.call("ExplainOperation", ask, pb.ExplainReply))
     assert unclear.code is ErrorCode.BAD_REQUEST
-    assert operation.operation_id.hex() in unclear.message
+    assert all(operation_id.hex() in unclear.message for operation_id in ids)
 
 
 async def test_what_cannot_leave_a_draining_node_says_why(tmp_path: Path) -> None:
