@@ -333,30 +333,15 @@ class Planner:
         if self.board.leaving.pop(resident_id, None) is not None:
             self.kept.has_reopened = True  # those who wait look at every place again
 
-    def best_spot(
-        self,
-        demand: Demand,
-        *,
-        barred: Collection[int],
-        onto_idle: Collection[UnitId] | None = None,
-    ) -> Spot | None:
-        """Return the place a placed job could move to, in a group that is not barred.
-
-        With `onto_idle`, also on idle units that are not among these.
-        """
-        groups = [g for g in self.search.whole_groups(demand) if g.group_id not in barred]
-        kept = self.kept.units() | self.search.being_left(demand)
+    def best_spot(self, demand: Demand, *, barred: Collection[int]) -> Spot | None:
+        """Return the place a placed job could move to, in a group that is not barred."""
         spots = self.search.that_take(
             demand,
-            groups,
-            barred=kept,
+            [g for g in self.search.whole_groups(demand) if g.group_id not in barred],
+            barred=self.kept.units() | self.search.being_left(demand),
             now_us=self.board.resident(demand.resident_id).began_us,
         )
-        spot = self.search.best(demand, spots)
-        if spot is None and onto_idle is not None:
-            gang = self.search.idle_gang(demand, kept.union(onto_idle))
-            spot = None if gang is None else Spot(units=gang)
-        return spot
+        return self.search.best(demand, spots)
 
     def _offer(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
 
-from plexsvc.ids import ResidentId, UnitId
+from plexsvc.ids import ResidentId
 from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.places import Spot
 from plexsvc.scheduler.core.planning.planner import Planner
@@ -70,32 +70,18 @@ def empty(
     return moves
 
 
-def relieve(planner: Planner, *, is_busy: IsBusy, now_us: int) -> dict[ResidentId, Spot]:
-    """Return which jobs go where to help groups that are over their bounds, one of each.
+def relieve(planner: Planner, *, send: Callable[[ResidentId], bool], now_us: int) -> None:
+    """Have one job leave each group that is over its bounds; `send` says whether it could.
 
     The job that grew most since it was placed goes elsewhere; else the worst-fitting one: the one
     without which the others' predicted slowdowns sum to least, of equals the busiest. A group that
     nobody can leave stays closed to further jobs.
     """
-    moves: dict[ResidentId, Spot] = {}
-    taken: set[int] = set()
-    claimed: set[UnitId] = set()
     for group in sorted(planner.in_trouble(), key=lambda g: g.looked_us)[:MAX_RELIEVED]:
         group.looked_us = now_us
-        if group.group_id in taken:
-            continue
-        barred = {*taken, group.group_id}
-        for name in _worst_first(group):
-            demand = group.residents[name].demand
-            if is_busy(name):
-                continue
-            spot = planner.best_spot(demand, barred=barred, onto_idle=claimed)
-            if spot is not None:
-                moves[name] = spot
-                claimed.update(spot.units)
-                taken.update(met.group_id for met in spot.groups)
+        for resident_id in _worst_first(group):
+            if send(resident_id):
                 break
-    return moves
 
 
 def _worst_first(group: Group) -> list[ResidentId]:

@@ -116,8 +116,8 @@ def _keep_apart(lives: Lives) -> None:
 def _relieve(lives: Lives) -> None:
     """Move jobs out of groups that are over their bounds."""
     for planner in lives.placement.planners.values():
-        moves = plans.relieve(planner, is_busy=partial(_is_busy, lives), now_us=lives.now_us)
-        _carry_out(lives, moves, reason=OVER_BOUNDS)
+        send = partial(_ask_to_leave, lives, reason=OVER_BOUNDS)
+        plans.relieve(planner, send=send, now_us=lives.now_us)
 
 
 def _make_room(lives: Lives) -> None:
@@ -125,11 +125,8 @@ def _make_room(lives: Lives) -> None:
     for planner in lives.placement.planners.values():
         for resident_id in planner.in_the_way(now_us=lives.now_us):
             # Asked anew: whoever was sent away just now may have been enough.
-            is_there = resident_id in planner.in_the_way(now_us=lives.now_us)
-            if not is_there or _is_busy(lives, resident_id):
-                continue
-            deployment = lives.deployments[DeploymentId(resident_id)]
-            _send(lives, deployment, reason="its devices are reserved for another job")
+            if resident_id in planner.in_the_way(now_us=lives.now_us):
+                _ask_to_leave(lives, resident_id, reason="its devices are reserved for another job")
         planner.press(now_us=lives.now_us)
 
 
@@ -154,6 +151,12 @@ def _carry_out(lives: Lives, moves: Mapping[ResidentId, Spot], *, reason: str) -
     for resident_id, spot in moves.items():
         deployment = lives.deployments[DeploymentId(resident_id)]
         _send_to(lives, deployment, spot.units, reason=reason)
+
+
+def _ask_to_leave(lives: Lives, key: ResidentId, *, reason: str) -> bool:
+    """Send a deployment elsewhere, if it may be asked; return whether it goes."""
+    deployment = lives.deployments[DeploymentId(key)]
+    return not _is_busy(lives, key) and _send(lives, deployment, reason=reason)
 
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:

@@ -219,8 +219,9 @@ def test_a_cold_job_that_turns_out_not_to_fit_is_the_one_that_moves() -> None:
     admit(planner, *warm, demand("cold", is_cold=True))
     planner.move(ResidentId("cold"), (UnitId("a:0"),), now_us=0)
     planner.learned(ResidentId("cold"), demand("x", busy=25).profile)
-    moves = relieve(planner, is_busy=lambda _: False, now_us=0)
-    assert [(name, spot.units) for name, spot in moves.items()] == [("cold", ("a:1",))]
+    relieve(planner, send=lambda name: planner.rehome(name, now_us=0) is not None, now_us=0)
+    assert planner.board.resident(ResidentId("cold")).units == ("a:1",)
+    assert [planner.board.resident(one.resident_id).units for one in warm] == [("a:0",)] * 2
 
 
 def test_a_waiting_cold_job_is_offered_a_group_that_lost_a_job() -> None:

@@ -49,9 +49,19 @@ def emptying(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> 
     return told(moves)
 
 
-def relieving(planner: Planner, *, busy: frozenset[ResidentId] = frozenset()) -> Moves:
-    """Return the moves out of groups that are over their bounds."""
-    return told(relieve(planner, is_busy=busy.__contains__, now_us=0))
+def relieving(
+    planner: Planner, *, busy: frozenset[ResidentId] = frozenset()
+) -> list[tuple[ResidentId, tuple[UnitId, ...]]]:
+    """Relieve groups that are over their bounds; return who went where."""
+    went: list[tuple[ResidentId, tuple[UnitId, ...]]] = []
+
+    def send(resident_id: ResidentId) -> bool:
+        units = None if resident_id in busy else planner.rehome(resident_id, now_us=0)
+        went.extend([] if units is None else [(resident_id, units)])
+        return units is not None
+
+    relieve(planner, send=send, now_us=0)
+    return went
 
 
 def two_lonely_groups(*, state_bytes: int = 100, busy: int = 10) -> Planner:
@@ -113,8 +123,7 @@ def test_a_late_jobs_group_takes_no_other_and_the_worst_fitting_one_moves() -> N
     assert planner.admit(0) == []
     assert "a there waits past its bound" in why(planner, ResidentId("d"), now_us=0)
     there = (UnitId("n1"),)
-    assert relieving(planner) == [("long", [2], there)]
-    planner.move(ResidentId("long"), there, now_us=0)
+    assert relieving(planner) == [("long", there)]
     for cycle in range(40):
         planner.note_phase(ResidentId("a"), (7000 + cycle * 100) * SECOND_US)
     assert not planner.in_trouble()
@@ -146,8 +155,7 @@ def test_a_group_over_its_bounds_is_relieved_of_the_job_that_grew_before_anybody
     assert planner.in_trouble()
     assert relieving(planner, busy=frozenset(planner.board.group_of)) == []
     idle = (UnitId("n1"),)
-    assert relieving(planner) == [(grown, [], idle)]
-    planner.move(grown, idle, now_us=0)
+    assert relieving(planner) == [(grown, idle)]
     assert not relieving(planner)
     assert not planner.in_trouble()
     check_board(planner.board)
