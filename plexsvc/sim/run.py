@@ -18,6 +18,7 @@ from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.scheduler.core.events import ProfilesLoaded
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
+from plexsvc.scheduler.core.planning import answers
 from plexsvc.scheduler.core.planning.policies import Policy, policy_named
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileKey
 from plexsvc.sim.books import Books
@@ -174,8 +175,10 @@ def limits_of(policy: Policy) -> Limits:
 
 def _never_ended(jobs: Sequence[TraceClient], core: Scheduler) -> PlexError:
     left = [job for job in jobs if not job.is_done]
-    waiting = [core.view.deployments[name] for name in core.view.unplaced]
-    why = core.view.why_waits(waiting[0]) if waiting else "none of them waits for a place"
+    waiting = [(one, name) for one in core.view.planners.values() for name in one.waiting]
+    why = "none of them waits for a place"
+    if waiting:
+        why = answers.why(*waiting[0], now_us=core.view.now_us)
     return PlexError(
         ErrorCode.NO_PLACEMENT,
         f"{len(left)} of {len(jobs)} jobs never ended, {left[0].job_id} first: {why}; "

@@ -17,7 +17,7 @@ from plexsvc.scheduler.core.actions import Action
 from plexsvc.scheduler.core.cluster import ClusterState
 from plexsvc.scheduler.core.device import learning, space
 from plexsvc.scheduler.core.life import deployments
-from plexsvc.scheduler.core.place import circles, reasons
+from plexsvc.scheduler.core.place import circles, demands, reasons
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.queues import lanes
 from plexsvc.scheduler.core.state import (
@@ -64,15 +64,22 @@ class ClusterView:
         self.awaits = partial(awaited.is_awaited, cluster)
         self.has_gang = partial(reasons.has_gang, placement)
         self.never = partial(deployments.never, placement)
-        self.why_waits = partial(reasons.why, placement)
         self.why_stays = partial(reasons.why_stays, placement)
-        self.short_of = partial(reasons.short_of, placement)
-        self.circle_of = partial(circles.told, placement)
+        self.short: Mapping[DeploymentId, None] = placement.short
+        self.lead_of = partial(demands.lead_of, placement)
+        self.waiting_with = partial(demands.waiting_with, placement)
+        self.rollouts_waiting = partial(demands.rollouts_waiting, placement)
+        self.in_circles = partial(circles.jobs_in, placement)
         self.head = partial(lanes.head, queues)
         self.first_missing = lanes.first_missing
         self.blocked_by = partial(lanes.dependency, queues)
         self.victims_of = partial(space.victims_of, devices)
         self.pinners = partial(space.pinners, devices)
+
+    @property
+    def now_us(self) -> int:
+        """Return the time of the last event."""
+        return self._cluster.now_us
 
     def used(self, *, now_us: int) -> dict[JobId, dict[str, Usage]]:
         """Return what jobs have used by kind of work, what runs now until now. `O(jobs + WPGs)`."""

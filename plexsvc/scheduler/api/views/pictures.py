@@ -13,7 +13,7 @@ from plexsvc.errors import ErrorCode, PlexError, bad_request
 from plexsvc.ids import DeploymentId, ResidentId, TenantId
 from plexsvc.rpc.residency import ON_WIRE
 from plexsvc.rpc.services import Methods
-from plexsvc.scheduler.api.views import newcomer
+from plexsvc.scheduler.api.views import newcomer, unplaced
 from plexsvc.scheduler.api.views.lens import Lens
 from plexsvc.scheduler.api.views.nodes import moving_to
 from plexsvc.scheduler.api.views.story import place_of, window_told
@@ -188,10 +188,10 @@ def _waiting(look: _Look, reply: service_pb2.PackReply) -> None:
     demand: dict[str, service_pb2.KindDemand] = {}
     for deployment_id in cluster.unplaced:
         deployment = cluster.deployments[deployment_id]
-        kind, short_of = deployment.device_kind, cluster.short_of(deployment)
+        kind, short_of = deployment.device_kind, unplaced.short_of(cluster, deployment)
         view = service_pb2.PackWaiting(
             since_us=deployment.requested_us,
-            reason=look.lens.text(cluster.why_waits(deployment)),
+            reason=look.lens.text(unplaced.why(cluster, deployment)),
             short_of=short_of,
         )
         _name(look, view, deployment_id=deployment_id)

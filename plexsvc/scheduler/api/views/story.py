@@ -7,6 +7,7 @@ from typing import Final
 
 from plexsvc.ids import JobId, OperationId, ResidentId, WpgId, show
 from plexsvc.residency import Residency
+from plexsvc.scheduler.api.views import unplaced
 from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.ring import Taken
@@ -75,7 +76,7 @@ def explain_job(cluster: ClusterView, job_id: JobId, *, now_us: int) -> Story | 
 
 
 def _no_place(cluster: ClusterView, deployment: DeploymentEntry) -> str:
-    return cluster.why_waits(deployment) + cluster.circle_of(deployment)
+    return unplaced.why(cluster, deployment) + unplaced.circle(cluster, deployment)
 
 
 def _deployment_story(

@@ -70,15 +70,9 @@ def youngest(placement: Placement) -> tuple[DeploymentEntry, Fault] | None:
     return latest, _fault(placement, latest, waiting, stuck)
 
 
-def told(placement: Placement, deployment: DeploymentEntry) -> str:
-    """Say that a deployment waits in a circle that a lost or closed node closed; else nothing."""
-    stuck = _stuck(placement, _waiting(placement))
-    if deployment.job_id not in stuck:
-        return ""
-    return (
-        f"; it is in a circle of waiting jobs ({' '.join(sorted(stuck))}), whose latest request is "
-        "refused if no node is opened or comes back in time"
-    )
+def jobs_in(placement: Placement) -> set[JobId]:
+    """Return the jobs in circles that a lost or closed node closed."""
+    return _stuck(placement, _waiting(placement))
 
 
 def _waiting(

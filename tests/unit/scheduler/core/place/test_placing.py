@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plexsvc.ids import DeploymentId, JobId, NodeId, TenantId, UnitId
+from plexsvc.scheduler.api.views import unplaced
 from plexsvc.scheduler.api.views.story import explain, explain_job
 from plexsvc.scheduler.core.actions import SpawnWpg
 from plexsvc.scheduler.core.events import (
@@ -140,8 +141,8 @@ def test_nothing_goes_to_a_cordoned_node_until_it_is_uncordoned() -> None:
     world.bring_up("a")
     assert spawned(world) == {}
     view = world.core.view
-    assert "0 of 1" in view.why_waits(view.deployments[DeploymentId("a/actor")])
-    assert view.short_of(view.deployments[DeploymentId("a/actor")]) == "closed"
+    assert "0 of 1" in unplaced.why(view, view.deployments[DeploymentId("a/actor")])
+    assert unplaced.short_of(view, view.deployments[DeploymentId("a/actor")]) == "closed"
     world.tell(NodeUncordoned(at_us=world.tick(), node_id=NodeId("n0")))
     assert spawned(world) == {"a/actor": ["n0:0"]}
 
@@ -360,12 +361,3 @@ def test_engines_that_may_share_take_idle_devices_and_shared_ones_together() -> 
     wpg = world.core.view.wpg_of(world.core.view.deployments[DeploymentId("b/policy")])
     assert wpg is not None
     assert len({place.unit for place in wpg.places}) == 2
-
-
-def test_what_waits_says_in_one_word_what_it_is_short_of() -> None:
-    world = FakeWorld(limits=Limits(max_deployments_per_group=1))
-    world.join("n0", train=1)
-    world.bring_up("a")
-    world.bring_up("b")
-    view = world.core.view
-    assert view.short_of(view.deployments[DeploymentId("b/actor")]) == "devices"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from plexsvc.ids import DeploymentId, JobId
+from plexsvc.scheduler.api.views import unplaced
 from plexsvc.scheduler.core.actions import KeepProfile, RelocationChanged
 from plexsvc.scheduler.core.events import DeploymentsDeclared
 from plexsvc.scheduler.core.limits import Limits
@@ -62,7 +63,7 @@ def test_a_job_waits_rather_than_break_a_bound_and_is_told_so() -> None:
     record_cycles(world, rollout="rollout", a=90, b=90)
     bring_up(world, "a", "b")
     assert rolls_at(world) == {"a": 2}
-    told = world.core.view.why_waits(world.core.view.deployments[DeploymentId("b/rollout")])
+    told = unplaced.why(world.core.view, world.core.view.deployments[DeploymentId("b/rollout")])
     assert "predicted to keep all bounds (max_slowdown)" in told
     world.end("a")
     world.drain()
