@@ -299,12 +299,7 @@ class Executor:
             after = After.EXITING
         if stage is not OperationStage.AGREEING:
             self._built().broken(kind, told)
-        # A neighbour that died has its room a moment longer: who rebuilds this WPG tries again.
-        is_rebuilt = kind == "initialize" and self._config.incarnation > 1
-        if is_rebuilt and told.code is ErrorCode.NO_ROOM:
-            reply = _ended(operation, told, is_refusal=False)
-        else:
-            reply = _failed(operation, told, log_tail=log_tail)
+        reply = _failed(operation, told, log_tail=log_tail)
         return ExecutionOutcome(reply=reply, must_exit=after is After.EXITING)
 
     def _after(self, operation: Operation, error: Exception, stage: OperationStage) -> After:

@@ -92,9 +92,8 @@ def test_a_lack_of_memory_is_told_with_its_numbers() -> None:
     assert rank.code(rank.train(4)) == ""
 
 
-@pytest.mark.parametrize(("incarnation", "code"), [(1, "internal"), (2, "no_room")])
-def test_a_lack_of_room_is_told_as_that_where_state_is_rebuilt(incarnation: int, code: str) -> None:
-    rank = Rank(incarnation=incarnation)
+def test_a_lack_of_room_ends_a_build() -> None:
+    rank = Rank(incarnation=2)
     rank.executor = Executor(rank.config, rank.backend, clock=CountingClock())
     crowded = PlexError(ErrorCode.NO_ROOM, "device 0: 9 bytes needed, 5 free")
     memory = Mock(**{"open_version.side_effect": crowded, "allocate.side_effect": crowded})
@@ -102,7 +101,7 @@ def test_a_lack_of_room_is_told_as_that_where_state_is_rebuilt(incarnation: int,
     request = worker_pb2.ExecuteRequest(operation=operation(0, "initialize"))
     request.published.holders.add()
     error = rank.executor.execute(request).reply.result.error
-    assert error.code == code
+    assert (error.code, error.retryable) == ("internal", False)
     assert "9 bytes needed" in error.message
 
 
