@@ -68,15 +68,14 @@ class Sizes:
         return self.optimizer if self.steps_on_host else 0
 
 
-def steps_on_devices(backend: str, *, ranks: int, has_lora: bool, is_durable: bool = False) -> str:
+def steps_on_devices(backend: str, *, has_lora: bool, is_durable: bool = False) -> str:
     """Return what keeps an optimizer from stepping on the host; empty: nothing does.
 
-    >>> steps_on_devices("megatron", ranks=2, has_lora=False)
-    '2 ranks of megatron'
+    >>> steps_on_devices("noop", has_lora=False)
+    "backend 'noop'"
     """
     refusing = {
         f"backend {backend!r}": backend not in {"fsdp", "megatron"},
-        f"{ranks} ranks of megatron": backend == "megatron" and ranks > 1,
         "lora": has_lora,
         "durability='step'": is_durable,
     }

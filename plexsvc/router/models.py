@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from plexclient.specs import DEVICE, HOST, Parallel
+from plexclient.specs import DEVICE, HOST
 from plexclient.wire.v1 import common_pb2, service_pb2
 from plexsvc import families, paths, sizes
 from plexsvc.errors import bad_request
@@ -334,13 +334,12 @@ def _check_place(spec: service_pb2.DeploymentSpec) -> None:
         )
     found = sizes.steps_on_devices(
         spec.backend,
-        ranks=Parallel.from_wire(spec.parallel).world_size,
         has_lora=spec.HasField("lora"),
         is_durable=spec.is_durable,
     )
     if place == HOST and found:
         raise bad_request(
             f"optimizer on {HOST!r} was asked with {found}, which steps on devices alone; leave "
-            f"on={HOST!r} out, or use it without that on fsdp or one rank of megatron",
+            f"on={HOST!r} out, or use it without that on fsdp or megatron",
             field="Optimizer.on",
         )

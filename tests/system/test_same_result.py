@@ -48,7 +48,9 @@ LAYOUTS = {
     "fsdp-dp2": Layout(backend="fsdp", parallel=plex.Parallel(dp=2)),
     "fsdp-cp2": Layout(backend="fsdp", parallel=plex.Parallel(cp=2)),
     "fsdp-dp2-host": Layout(backend="fsdp", parallel=plex.Parallel(dp=2), on="host"),
-    "megatron-host": Layout(parallel=ONE, dtype="bfloat16", on="host"),
+    "megatron-host": Layout(
+        parallel=plex.Parallel(dp=2, distributed_optimizer=True), dtype="bfloat16", on="host"
+    ),
     "fsdp-lora": Layout(backend="fsdp", parallel=ONE, dtype="bfloat16", lora=plex.LoRA(rank=16)),
 }
 

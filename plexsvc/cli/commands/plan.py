@@ -56,11 +56,11 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
             f"--backend {backend} --dtype {dtype}: backends are megatron and fsdp, and dtypes "
             "bfloat16 and float32"
         )
-    refusing = sizes.steps_on_devices(backend, ranks=count, has_lora=lora_rank > 0)
+    refusing = sizes.steps_on_devices(backend, has_lora=lora_rank > 0)
     if optimizer not in {"device", "host"} or (optimizer == "host" and refusing):
         raise bad_request(
             f"--optimizer {optimizer}{refusing and f' with {refusing}'}: it is on the device, or "
-            "on the host with fsdp or one GPU of megatron, without --lora-rank"
+            "on the host without --lora-rank"
         )
     table = families.read(model)
     families.check(table, backend=backend, directory=model)

@@ -134,7 +134,7 @@ def host_squares(grads: Sequence[Tensor], *, num_threads: int) -> Tensor:
     To convert all of them to double and square them takes fifty times as long.
     """
     parts = [part for grad in grads for part in grad.view(-1).split(PART_ELEMENTS)]
-    norms = torch.cat(list(_each(_norms, parts, num_threads=num_threads)))
+    norms = torch.cat([torch.zeros(1), *_each(_norms, parts, num_threads=num_threads)])
     return norms.double().square().sum()
 
 

@@ -155,10 +155,6 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
             ({"backend": "fsdp", "optimizer": pb.Optimizer(on="host"), **more}, word)
             for more, word in (
                 ({"backend": "noop"}, "with backend 'noop'"),
-                (
-                    {"backend": "megatron", "parallel": common_pb2.Parallel(tp=2)},
-                    "with 2 ranks of megatron",
-                ),
                 ({"lora": pb.LoRA(rank=1, alpha=1.0)}, "with lora"),
                 ({"is_durable": True}, "with durability='step'"),
             )

@@ -28,6 +28,7 @@ from plexsvc.worker.backends.base import (
     TokenLoss,
 )
 from plexsvc.worker.backends.megatron import mapping, model, passes, state
+from plexsvc.worker.backends.megatron.host_steps import HostSteps
 from plexsvc.worker.backends.ulysses import TokenShares
 from plexsvc.worker.canonical import TensorSlice, piece, slices
 from plexsvc.worker.config import WorkerConfig
@@ -51,6 +52,7 @@ class MegatronBackend:
         self._is_critic = config.role == "critic"
         self._is_grad_dirty = False
         self._trained: state.TrainerState | None = None
+        self._host_steps: HostSteps | None = None
         self._memory: Mapping[str, Tensor] = {}
         self._regions: tuple[RegionSpec, ...] = ()
 
@@ -153,6 +155,10 @@ class MegatronBackend:
                 memory=memory,
                 is_new=weights is not None,
             )
+        if self._trained is not None and self._config.steps_on_host:
+            self._host_steps = HostSteps(
+                trained=self._trained, memory=memory, num_ranks=self._config.world_size
+            )
         if weights is not None:
             planned = self.params_from(weights)
             copy(planned)
@@ -160,7 +166,7 @@ class MegatronBackend:
 
     def leave(self) -> None:
         """Let go of the model and of Megatron's groups."""
-        self._trained, self._params = None, []
+        self._trained, self._host_steps, self._params = None, None, []
         del self._model, self._shares
         parallel_state.destroy_model_parallel()
 
@@ -195,8 +201,14 @@ class MegatronBackend:
     ) -> PassResult:
         """Accumulate the gradients of the sum of `loss` over `batch`."""
         self._training()
+        sums = self._host_steps if self._config.world_size > 1 else None
+        if sums is not None and self._is_grad_dirty:
+            sums.keep_own()
         self._is_grad_dirty = True
-        return self._run(batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs)
+        found = self._run(batch, loss=loss, temperature=temperature, keep_outputs=keep_outputs)
+        if sums is not None:
+            sums.sum_gradients()
+        return found
 
     def _run(
         self,
@@ -220,8 +232,8 @@ class MegatronBackend:
     def plan_step(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
         """Sum the gradients over ranks and clip them; return what applies and clears them."""
         trained = self._training()
-        if self._config.steps_on_host:
-            return self._plan_on_host(hyper)
+        if self._host_steps is not None:
+            return self._plan_on_host(hyper, self._host_steps)
         optimizer = trained.optimizer
         self._is_grad_dirty = True  # until all of it is done
         finalize_model_grads([trained.ddp], None)
@@ -239,14 +251,13 @@ class MegatronBackend:
 
         return apply
 
-    def _plan_on_host(self, hyper: AdamW) -> Callable[[], dict[str, float]]:
-        trained = self._training()
-        norm, step = trained.plan_on_host(hyper, has_gradients=self._is_grad_dirty)
+    def _plan_on_host(self, hyper: AdamW, steps: HostSteps) -> Callable[[], dict[str, float]]:
+        norm, step = steps.plan(hyper, has_gradients=self._is_grad_dirty)
 
         def apply() -> dict[str, float]:
             step()
             self._is_grad_dirty = False  # what is parked and clean is dropped
-            return {"grad_norm": float(norm), "steps": float(trained.steps)}
+            return {"grad_norm": norm, "steps": float(steps.trained.steps)}
 
         return apply
 

@@ -8,8 +8,8 @@ Experts that are split over ranks lie in a buffer of their own: fewer ranks hold
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -24,16 +24,7 @@ from plexclient.specs import AdamW
 from plexclient.wire.v1 import statemanager_pb2
 from plexsvc.residency import Home
 from plexsvc.statelink.client import RegionSpec
-from plexsvc.statelink.regions import on_host
-from plexsvc.worker.backends.adamw import (
-    HostUpdate,
-    Tensors,
-    Update,
-    check_norm,
-    clip,
-    host_squares,
-    host_threads,
-)
+from plexsvc.worker.backends.adamw import Tensors, Update
 from plexsvc.worker.canonical import RowRun, TensorSlice, piece, slices, slices_of_range
 from plexsvc.worker.regions import RegionLayout, TensorPlace, view
 
@@ -231,7 +222,7 @@ class TrainerState:
         self._params = params
         self._memory = memory
         is_bf16, is_shared = bool(config.bf16), layout.is_shared
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         wrapped = Float16Module(config, model) if is_bf16 else model
         with _AllocatingIn(memory, layout, is_new=is_new):
             self.ddp = _wrap(config, wrapped, is_shared=is_shared)
@@ -246,71 +237,32 @@ class TrainerState:
             self.optimizer = get_megatron_optimizer(
                 settings, [ddp], use_gloo_process_groups=torch.cuda.is_available()
             )
-        _check_buffers(self.ddp, memory, params=params, layout=layout)
-        moments, self._held = RegionLayout(itemsize=4), []
-        for param, kept in zip(params, layout.kept, strict=True):
+        # Of what all data-parallel ranks hold, and of split experts.
+        self.buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
+        _check_buffers(self.buffers, memory, params=params, layout=layout)
+        self.kept = list(zip(params, layout.kept, strict=True))
+        moments, self.held = RegionLayout(itemsize=4), list[OptimizerShard]()
+        for param, kept in self.kept:
             places = [moments.add((len(kept),)) for _ in MOMENT_KINDS]
             views = [view(memory[MOMENTS], place, dtype=torch.float32) for place in places]
             if kept:
-                self._held.append(_held(param, kept, *views))
+                self.held.append(_held(param, kept, *views))
         if is_bf16:
             base, nbytes = memory[MASTERS].data_ptr(), memory[MASTERS].numel()
-            assert all(0 <= held.main.data_ptr() - base < nbytes for held in self._held)
+            assert all(0 <= held.main.data_ptr() - base < nbytes for held in self.held)
 
     def plan_update(self, hyper: AdamW) -> Update:
         """Return the step that the clipped gradients make; no weight decay pulls at vectors."""
-        return Update([held.tensors(hyper) for held in self._held], hyper)
-
-    def plan_on_host(
-        self, hyper: AdamW, *, has_gradients: bool
-    ) -> tuple[Tensor, Callable[[], None]]:
-        """Return the gradients' norm where a rank alone is parked, and what makes the step there.
-
-        Raises:
-            PlexError: `window_broken` when the gradients are not finite.
-        """
-        parked = self._memory[on_host(GRADS)]
-        if not has_gradients:  # they were dropped, and what lies there is old
-            parked.zero_()
-        held = [self._parked(one) for one in self._held]
-        grads = [one.grad for one in held]
-        norm = host_squares(grads, num_threads=host_threads(1)).sqrt()
-        check_norm(float(norm))
-        clip(grads, hyper, norm=norm)
-        update = HostUpdate(
-            [one.tensors(hyper) for one in held], hyper, num_threads=host_threads(1)
-        )
-
-        def apply() -> None:
-            self.steps += 1
-            update.apply(steps=self.steps)
-            _round(held)
-
-        return norm, apply
-
-    def _parked(self, held: OptimizerShard) -> OptimizerShard:
-        """Return what the optimizer holds of a parameter, where it is parked."""
-        weight, grad = (
-            _beside(tensor, self._memory[region], self._memory[on_host(region)])
-            for tensor, region in ((held.weight, PARAMS), (held.grad, GRADS))
-        )
-        main = weight if held.main is held.weight else held.main
-        return replace(held, weight=weight, grad=grad, main=main)
+        return Update([held.tensors(hyper) for held in self.held], hyper)
 
     def apply(self, update: Update) -> None:
-        """Make a step; parameters in less than float32 are rounded from their masters.
-
-        Ranks that hold a share each send it to the others, in place: that allocates nothing.
-        """
+        """Make a step; parameters in less than float32 are rounded from their masters."""
         self.steps += 1
         update.apply(steps=self.steps)
-        _round(self._held)
-        # In one order on all ranks: who entered another broadcast first would wait for ever.
-        for buffer in _buffers(self.ddp) if self._is_shared else ():
-            group = buffer.data_parallel_group
+        rounded(self.held)
+        for buffer in self.buffers if self.is_shared else ():
             for bucket in buffer.buckets:
-                for rank, share in enumerate(bucket.param_data.chunk(group.size())):
-                    dist.broadcast(share, group=group, group_src=rank)
+                spread(bucket.param_data, buffer.data_parallel_group)
 
     def zero_grad(self) -> None:
         """Clear the gradient buffer."""
@@ -323,7 +275,7 @@ class TrainerState:
             for param in self._params:
                 yield from slices(param.tensor.data, param.runs)
             return
-        for held in self._held:
+        for held in self.held:
             yield from held.slices_of(kind)
 
     def grads(self) -> Iterator[TensorSlice]:
@@ -343,17 +295,18 @@ class TrainerState:
                 yield piece(kind, item, region=region, base=base, rank=rank)
 
 
-def _round(held: Sequence[OptimizerShard]) -> None:
+def spread(params: Tensor, group: Any) -> None:
+    """Have each rank's share of `params` sent to the others, in place: that allocates nothing."""
+    # In one order on all ranks: who entered another broadcast first would wait for ever.
+    for rank, share in enumerate(params.chunk(group.size())):
+        dist.broadcast(share, group=group, group_src=rank)
+
+
+def rounded(held: Sequence[OptimizerShard]) -> None:
     """Write parameters in less than float32 anew from their masters."""
     for one in held:
         if one.main is not one.weight:
             one.weight.copy_(one.main)
-
-
-def _beside(tensor: Tensor, memory: Tensor, other: Tensor) -> Tensor:
-    """Return what lies in `other` where a flat tensor lies in `memory`."""
-    first = tensor.data_ptr() - memory.data_ptr()
-    return other.narrow(0, first, tensor.numel() * tensor.dtype.itemsize).view(tensor.dtype)
 
 
 def _held(param: Param, kept: range, exp_avg: Tensor, exp_avg_sq: Tensor) -> OptimizerShard:
@@ -419,17 +372,12 @@ class _AllocatingIn(TorchFunctionMode):
 
 
 def _check_buffers(
-    ddp: Any, memory: Memory, *, params: Sequence[Param], layout: Arrangement
+    buffers: Sequence[Any], memory: Memory, *, params: Sequence[Param], layout: Arrangement
 ) -> None:
     """Assert that Megatron's only buffers are the regions, laid out as was planned."""
-    for buffer, elements in zip(_buffers(ddp), layout.buffers, strict=True):
+    for buffer, elements in zip(buffers, layout.buffers, strict=True):
         offset = buffer.grad_data.data_ptr() - memory[GRADS].data_ptr()
         assert offset == 4 * elements.start, "a buffer of Megatron's own"
     for param, place in zip(params, layout.places, strict=True):
         offset = param.tensor.data_ptr() - memory[PARAMS].data_ptr()
         assert offset == place.offset, (param.name, offset, place)
-
-
-def _buffers(ddp: Any) -> list[Any]:
-    """Return Megatron's buffers: of what all data-parallel ranks hold, and of split experts."""
-    return [*ddp.buffers, *ddp.expert_parallel_buffers]
