@@ -16,7 +16,7 @@ from typing import Final
 from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.groups import Crowd, Group, Resident
-from plexsvc.scheduler.core.planning.policies import Policy, Preference
+from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, Policy, Preference
 from plexsvc.scheduler.core.planning.profile import PPM, Demand, Lodger
 from plexsvc.scheduler.core.planning.ring import simulate_insert, turned
 from plexsvc.scheduler.core.planning.rooms import Gang
@@ -223,7 +223,11 @@ class Search:
                 do_meet = True
             spot.cost_ppm += one.last_ppm(load) + load.last_ppm(one)
         costs.append((load, sum(load.last_ppm(one) for one, _ in costs)))
-        is_over = any(ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM for one, ppm in costs)
+        is_over = any(
+            ppm > (one.bound_ppm - PPM) * LAST_PPM // PPM
+            for one, ppm in costs
+            if one.bound_ppm < NO_BOUND_PPM
+        )
         return is_over or do_meet
 
     def is_over(self, group: Group) -> bool:
@@ -355,6 +359,8 @@ def _is_beyond(
     share_ppm = SETTLED_PPM if all(one.load.bursts for one in lodgers) else PPM
     for one in lodgers:
         target_ppm = policy.critical_target_ppm if one.load.entries else policy.target_slowdown_ppm
+        if min(one.load.bound_ppm, target_ppm) >= NO_BOUND_PPM:
+            continue
         target_ppm = PPM + (target_ppm - PPM) * share_ppm // PPM
         if slowdowns[one.resident_id] > min(one.load.bound_ppm, target_ppm):
             return True

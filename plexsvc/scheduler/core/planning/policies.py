@@ -28,7 +28,7 @@ ROOM_PPM: Final = 750_000
 place."""
 
 NO_BOUND_PPM: Final = 100_000_000
-"""A hundredfold: above what any job is predicted to lose."""
+"""A bound from here on is none: devices that cannot do all that is asked slow jobs without end."""
 
 
 class Preference(StrEnum):

@@ -11,7 +11,7 @@ from plexsvc.ids import ResidentId, UnitId
 from plexsvc.scheduler.core.planning.answers import why
 from plexsvc.scheduler.core.planning.board import Board
 from plexsvc.scheduler.core.planning.planner import Planner
-from plexsvc.scheduler.core.planning.policies import POLICIES, Policy, policy_named
+from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, POLICIES, Policy, policy_named
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, Profile, Segment
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
 from tests.rigs.core_invariants import check_board
@@ -103,6 +103,15 @@ def test_a_placement_that_would_break_a_residents_bound_is_refused_with_the_reas
     admit(one, tight, demand("b", mode=Mode.SYNC, busy=40))
     assert list(one.waiting) == ["b"]
     assert "max_slowdown" in why(one, ResidentId("b"), now_us=0)
+
+
+def test_jobs_without_bounds_share_a_device_that_makes_one_slow_beyond_measure() -> None:
+    policy = replace(POLICIES["plex_crowded"], default_bound_ppm=NO_BOUND_PPM)
+    slow = demand("slow", mode=Mode.SYNC, busy=90, max_slowdown_ppm=NO_BOUND_PPM)
+    brief = demand("brief", mode=Mode.SYNC, period=2, busy=1, max_slowdown_ppm=NO_BOUND_PPM)
+    assert len(admit(planner(policy, units=1), slow, brief)) == 2
+    bounded = replace(brief, max_slowdown_ppm=NO_BOUND_PPM - 1)
+    assert len(admit(planner(policy, units=1), slow, bounded)) == 1
 
 
 def test_a_job_that_left_makes_room_for_one_that_waits() -> None:
