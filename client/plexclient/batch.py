@@ -21,7 +21,7 @@ from plexclient.errors import bad_batch
 # T = packed tokens, B = sequences.
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
-TokenLists = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int] | npt.NDArray[np.integer]]
 TOKEN_ID_ARRAYS: Final = frozenset({"tokens", "target_tokens"})
 """Arrays whose values index the vocabulary."""
 
@@ -147,6 +147,8 @@ class Batch:
         """
         items = list(samples)
         given: object = advantages
+        if not isinstance(given, Sequence) and hasattr(given, "__array__"):
+            given = advantages = np.asarray(given)  # of whatever library
         if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
             raise bad_batch(
                 f"advantages is {advantages!r:.40}; give a list with one entry a sample",
@@ -189,8 +191,10 @@ class Batch:
         """Return a batch for `cross_entropy`: `weights` is 1 on targets past each prompt, else 0.
 
         Raises:
-            PlexError: `bad_batch` for a sequence of fewer than two tokens, or a longer prompt.
+            PlexError: `bad_batch` for a sequence of fewer than two tokens, or a longer prompt, and
+                for what is no list of lists of token ids.
         """
+        sequences = _token_ids(sequences)
         prompts = [1] * len(sequences) if prompt_lengths is None else list(prompt_lengths)
         if len(prompts) != len(sequences):
             raise bad_batch(
@@ -267,6 +271,21 @@ def _common_temperature(samples: Sequence[SampleLike]) -> float:
             "one batch of each"
         )
     return found[0] if found else 1.0
+
+
+def _token_ids(sequences: object) -> list[npt.NDArray[np.integer]]:
+    """Return each sequence as an array; each row of a matrix is one."""
+    if isinstance(sequences, str) or not isinstance(sequences, Iterable):
+        raise bad_batch(f"sequences is {sequences!r:.40}; give a list of lists of token ids")
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    for i, array in enumerate(arrays):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise bad_batch(
+                f"sequence {i} has dtype {array.dtype} and shape {array.shape}; give a list of "
+                "token ids, which are integers",
+                sequence=i,
+            )
+    return arrays
 
 
 def _shifted(sequences: TokenLists) -> dict[str, Any]:

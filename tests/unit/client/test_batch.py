@@ -196,6 +196,35 @@ def test_arrays_of_the_wrong_kind_or_length_are_refused_by_name(name: str, value
     assert refused("bad_batch", **arrays).facts["array"] == name
 
 
+def test_sequences_may_be_a_matrix_or_come_one_by_one() -> None:
+    rows = [[1, 2, 3], [4, 5, 6]]
+    for sequences in (np.array(rows), (np.array(row) for row in rows)):
+        batch = plex.Batch.from_sequences(sequences)  # type: ignore[arg-type]  # as NumPy reads it
+        assert batch.target_tokens is not None
+        assert batch.target_tokens.tolist() == [2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("given", [[[1.5, 2, 3]], [["1", "2"]], [1, 2, 3], "123", ["123"], None])
+def test_what_is_no_list_of_token_ids_is_refused_and_never_rounded(given: Any) -> None:
+    with pytest.raises(plex.PlexError, match="token ids") as caught:
+        plex.Batch.from_sequences(given)
+    assert caught.value.code == "bad_batch"
+
+
+class FakeTensor:
+    """What another library's array shows: no sequence, but NumPy reads it."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array([1.0, -1.0], dtype)
+
+
+def test_advantages_may_be_another_librarys_array() -> None:
+    samples = [sample([1], [2], [-1.0]), sample([1], [3], [-1.0])]
+    batch = plex.Batch.from_samples(samples, advantages=FakeTensor())  # type: ignore[arg-type]  # as NumPy reads it
+    assert batch.advantages is not None
+    assert batch.advantages.tolist() == [1.0, -1.0]
+
+
 def test_a_sequence_too_short_to_predict_anything_is_refused() -> None:
     with pytest.raises(plex.PlexError, match="sequence 1 has 1 tokens"):
         plex.Batch.from_sequences([[1, 2], [3]])
