@@ -67,14 +67,17 @@ def test_a_connection_is_not_closed_from_a_callback(router: FakeRouter) -> None:
     with cluster.job("test") as job:
         actor = job.deploy("actor", model="/model", backend="noop")
         refusal: Future[BaseException | None] = Future()
+        may_end = threading.Event()
 
-        def closes(_: Future[plex.Answer]) -> None:
+        def closes(_: Future[bool]) -> None:
             try:
                 cluster.close()
             except PlexError as error:
                 refusal.set_result(error)
 
-        actor.noop.submit().add_done_callback(closes)
+        ends = actor.background.start(lambda: asyncio.to_thread(may_end.wait))
+        ends.add_done_callback(closes)  # before it is done: else it were called here
+        may_end.set()
         assert "bad_request: a blocking call" in str(refusal.result(120))
         actor.noop()  # it is still open
     cluster.close()
