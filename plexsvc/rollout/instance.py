@@ -281,8 +281,7 @@ async def run_vllm(
     )
     with opener(config) as open_version:
         await serve_engine(engine, config, clock=clock, open_version=open_version, ready=ready)
-    await engine.dispose()
-    executor.close()
+    # Nothing is disposed of: vLLM would walk every object of the zygote, and the process ends here.
 
 
 def _open_for_rank(

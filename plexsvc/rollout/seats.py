@@ -170,8 +170,6 @@ async def run_vllm(config: InstanceConfig, ready: Callable[[str], None], *, open
         vllm.config_of(config), adapter_bytes=config.adapter_bytes, clock=clock, executor=executor
     )
     await serve_seats(seats, config, clock=clock, opener=opener, ready=ready)
-    await seats.engine.dispose()
-    executor.close()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -127,7 +128,10 @@ def _serve(config: ServingConfig, tell: Tell | None, *, lends: bool, json: bool)
 
     with process.listening(config) as listener:
         os.environ.update(ZYGOTE_ENV)
+        gc.disable()  # passes over what is imported took a fifth of the time, and free nothing
         preload()
+        gc.freeze()
+        gc.enable()
         process.main(config, listener, ready=ready, tell=tell)
 
 
