@@ -15,9 +15,9 @@ from plexsvc.scheduler.api.servicer import SchedulerServicer
 from plexsvc.scheduler.config import SchedulerConfig
 from plexsvc.scheduler.handler import A
 from plexsvc.scheduler.live import LiveScheduler
-from plexsvc.store.opening import open_store
 from plexsvc.store.store import Store
 from tests.fakes.fake_cluster import Behaviour, FakeAgent, FakeRolloutManager
+from tests.rigs import stored
 from tests.rigs.keys import KEYS
 
 TENANT = "lab"
@@ -157,7 +157,7 @@ async def start_rig(
     behaviour = Behaviour()
     agents = [FakeAgent(f"node-{i}", behaviour, kinds=kinds) for i, kinds in enumerate(nodes)]
     rollout = FakeRolloutManager(behaviour)
-    store = open_store(f"sqlite:///{directory}/plex.db", now_us=1)
+    store = stored.open_new(directory)
     config = config or SchedulerConfig()
     try:
         targets = [await agent.start() for agent in agents]

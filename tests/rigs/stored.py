@@ -1,17 +1,43 @@
-"""What a store holds, as tests read it: by a connection of their own."""
+"""New stores for tests, and what a store holds, read by a connection of their own."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, create_engine, select
 
+from plexsvc.store.opening import migrate, open_store
 from plexsvc.store.rows import DeploymentRow, JobRow, JournalRow, OperationRow
 from plexsvc.store.store import Store
 from plexsvc.store.tables import JOURNAL, UPSERTED
 
 R = TypeVar("R")
+
+
+def open_new(directory: Path) -> Store:
+    """Open a store in a directory, new if it has none.
+
+    Its tables are a copy: to make them takes longer than most tests (`tests/unit/store` does).
+    """
+    file = directory / "plex.db"
+    if not file.exists():
+        file.write_bytes(_tables())
+    return open_store(f"sqlite:///{file}", now_us=1)
+
+
+@cache
+def _tables() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "plex.db"
+        engine = create_engine(f"sqlite:///{file}")
+        with engine.begin() as connection:
+            migrate(connection)
+        engine.dispose()
+        return file.read_bytes()
 
 
 def journal(store: Store, *, epoch: int | None = None) -> list[JournalRow]:
