@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -50,6 +51,11 @@ class Handler(Generic[A]):
             outcome = self.failed(action, _fault(first_failure(error), action))
         if outcome is not None:
             post(outcome)
+
+
+def close_with(task: asyncio.Task[None], work: Work) -> None:
+    """Close `work` when its task ends, which may be cancelled before it begins."""
+    task.add_done_callback(lambda _: work.close())
 
 
 Handlers = dict[type[Any], Handler[Any]]

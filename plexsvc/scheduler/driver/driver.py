@@ -22,7 +22,7 @@ from plexsvc.scheduler.core.events import (
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.driver.inbox import Inbox
 from plexsvc.scheduler.driver.journal import Journal, JournalWriter
-from plexsvc.scheduler.handler import Handlers
+from plexsvc.scheduler.handler import Handlers, close_with
 
 WORK: Final = (OperationSubmitted, PayloadStaged, PayloadUnderWay, Acknowledged)
 """Events that mostly lead to internal actions alone."""
@@ -60,7 +60,8 @@ class Driver:
                     handler = self.handlers[type(action)]
                     work = handler.perform(action)
                     if work is not None:
-                        tasks.create_task(handler.finish(action, work, self._inbox.post))
+                        finishing = handler.finish(action, work, self._inbox.post)
+                        close_with(tasks.create_task(finishing), work)
                 # Whoever waited may have been cancelled.
                 if not decision.done():
                     decision.set_result(actions)

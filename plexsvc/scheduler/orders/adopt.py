@@ -42,7 +42,7 @@ from plexsvc.scheduler.core.vocabulary import (
     WpgState,
 )
 from plexsvc.scheduler.faults import fault_of_call
-from plexsvc.scheduler.handler import Handlers
+from plexsvc.scheduler.handler import Handlers, close_with
 from plexsvc.scheduler.ledger.held import Published
 from plexsvc.scheduler.orders import carry, managed, spawn
 from plexsvc.scheduler.orders.nodes import SIGKILL, NodeLinks
@@ -120,7 +120,7 @@ async def adopt(
     for order in (*_copies(reach, view), *again):
         handler = handlers[type(order)]
         if (work := handler.perform(order)) is not None:
-            tasks.create_task(handler.finish(order, work, reach.post))
+            close_with(tasks.create_task(handler.finish(order, work, reach.post)), work)
     log.info("adopted", jobs=len(view.jobs), wpgs=len(view.wpgs), orders=len(orders))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import grpc
 import grpc.aio
@@ -13,7 +14,7 @@ from plexsvc.ids import WpgId
 from plexsvc.scheduler.core.actions import StopWpg
 from plexsvc.scheduler.core.events import Event, SpawnFailed, WpgStopped
 from plexsvc.scheduler.core.vocabulary import Fault
-from plexsvc.scheduler.handler import Handler
+from plexsvc.scheduler.handler import Handler, close_with
 
 WPG = WpgId("wpg-1")
 STOP = StopWpg(wpg_id=WPG)
@@ -87,3 +88,14 @@ async def test_work_that_is_cancelled_tells_nothing() -> None:
         async with asyncio.timeout(0):
             await handler.finish(STOP, wait(), posted.append)
     assert posted == []
+
+
+async def test_work_whose_task_is_cancelled_before_it_begins_is_closed() -> None:
+    work = stop(None)
+    posted: list[Event] = []
+    handler = Handler(StopWpg, lambda _: work)
+    async with asyncio.TaskGroup() as tasks:
+        finishing = tasks.create_task(handler.finish(STOP, work, posted.append))
+        close_with(finishing, work)
+        finishing.cancel()
+    assert (inspect.getcoroutinestate(work), posted) == (inspect.CORO_CLOSED, [])
