@@ -68,6 +68,8 @@ class Supervisor:
         self._metadata = (bearer(token),)
         self._clock = clock
         self._ended_job: service_pb2.Job | None = None
+        self._last_lines: list[str] = []
+        """Of what the last controller wrote."""
 
     async def run(self) -> JobEnd:
         """Run the controller to its end, again if it died; record it, report it; return it."""
@@ -95,6 +97,9 @@ class Supervisor:
             for task in beside:
                 task.cancel()
         if code:
+            # Before our own line, which goes to the same log.
+            written = tail(self._place / LOG, num_bytes=REASON_BYTES)
+            self._last_lines = written.rstrip().splitlines()[-REASON_LINES:]
             log.warning("controller ended", job_id=self._order.job_id, code=code, before=number)
         return code
 
@@ -161,8 +166,9 @@ class Supervisor:
             how = f"the controller was killed by {signal.Signals(-code).name}"
         else:
             how = f"the controller exited with {code}"
-        lines = tail(self._place / LOG, num_bytes=REASON_BYTES).splitlines()[-REASON_LINES:]
-        return "\n".join([f"{how}; its log ends:", *lines]) if lines else how
+        lines = self._last_lines
+        # Tables show the first line alone, and Python says what was wrong in the last.
+        return "\n".join([f"{how}: {lines[-1]}", "its log ends:", *lines]) if lines else how
 
     async def _report(self, end: JobEnd) -> bool:
         """Tell the service, again and again for a bounded time while it cannot be reached.

@@ -96,7 +96,8 @@ def test_attached_to_a_controller_that_fails(
     assert done.returncode == 1
     (job,) = fake_router.jobs.values()
     assert (job.name, job.state, job.exit_code) == ("loop", service_pb2.JOB_STATE_FAILED, 3)
-    assert "exited with 3" in job.reason
+    shown, *written = job.reason.splitlines()
+    assert shown.startswith(f"the controller exited with 3: {written[-1]}")
     assert "argument exit 3 --name its-own" in job.reason
     assert "exited with 3" in done.stderr
 
