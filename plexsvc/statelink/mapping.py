@@ -36,6 +36,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +155,17 @@ def populate(address: int, nbytes: int) -> None:
     for at in range(low, high, HUGE_PAGE_BYTES):
         # What has no page at all is not made huge.
         _check(_libc.madvise(at, PAGE_BYTES, _MADV_POPULATE_WRITE))
-    if low < high:
+    # Making them huge waits for all processors, so what is huge or filled already is let be.
+    if low < high and not _is_present(high - PAGE_BYTES):
         _libc.madvise(low, high - low, _MADV_COLLAPSE)
     _check(_libc.madvise(start, end - start, _MADV_POPULATE_WRITE))
+
+
+def _is_present(address: int) -> bool:
+    """Whether there is memory behind a mapped page."""
+    found = ctypes.create_string_buffer(1)
+    _check(_libc.mincore(address, PAGE_BYTES, found))
+    return found.raw != b"\0"
 
 
 def unmap_pages(address: int, nbytes: int) -> None:
