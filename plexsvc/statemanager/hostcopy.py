@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
 
 from plexsvc.errors import PlexError
+from plexsvc.log import Log
 from plexsvc.statelink import mapping
 from plexsvc.statelink.mapping import Extent, FixedMapping
+from plexsvc.statemanager import hugefiles
 from plexsvc.statemanager.caller import Tell, tell_nobody
 from plexsvc.statemanager.disk import Disk, blocks
 from plexsvc.statemanager.memfiles import MemoryFile, no_room
 from plexsvc.weights.pieces import Bytes
+
+log = Log(__name__)
 
 PART_BYTES: Final = 256 << 20
 """What is copied at once: the watchdog of a move hears of each part."""
@@ -66,14 +70,18 @@ class HostCopy:
         disk: Disk | None = None,
         split: int | None = None,
         tail: Tail | None = None,
+        is_lent: bool = False,
     ) -> None:
         """Create the file, or take over the one behind `fd`, and what a predecessor has on disk.
+
+        What `is_lent` is mapped by a rank, which must not be able to shrink it.
 
         Raises:
             PlexError: `no_room`.
         """
         self.nbytes = mapping.round_to_pages(nbytes)
-        self.file = _host_file(self.nbytes, fd=fd)
+        self._is_lent = is_lent
+        self.file = self._open_file(fd)
         self.split = self.nbytes if split is None else split
         self.tail = tail
         self.is_kept = False
@@ -101,15 +109,19 @@ class HostCopy:
 
     def _mapped(self, tell: Tell = tell_nobody) -> FixedMapping:
         with self._lock:  # several ranks may be loaded from it at once
-            if self._mapping is None:
-                self._mapping = FixedMapping(self.nbytes)
-                whole = Extent(offset=0, nbytes=self.nbytes)
-                self._mapping.attach(self.file.fd, [whole], is_populated=False)
+            mapped = self._attached()
             for low, nbytes in parts(self.split - self._backed):
-                populate(self._mapping.address + self._backed + low, nbytes)
+                populate(mapped.address + self._backed + low, nbytes)
                 tell(nbytes)
             self._backed = max(self._backed, self.split)
-            return self._mapping
+            return mapped
+
+    def _attached(self) -> FixedMapping:
+        if self._mapping is None:
+            self._mapping = FixedMapping(self.nbytes)
+            whole = Extent(offset=0, nbytes=self.nbytes)
+            self._mapping.attach(self.file.fd, [whole], is_populated=False)
+        return self._mapping
 
     def fill(self, tell: Tell = tell_nobody) -> None:
         """Have all of its memory now; it is zeroes where nothing was written.
@@ -133,7 +145,7 @@ class HostCopy:
         self.is_kept = False
         if self._running:
             self.unpin()
-            self.file, self._mapping, self._backed = _host_file(self.nbytes), None, 0
+            self.file, self._mapping, self._backed = self._open_file(), None, 0
             self._running = set()
         self.split = split
         if split < self.nbytes:
@@ -183,15 +195,18 @@ class HostCopy:
             return
         assert self._disk is not None, self
         assert self.tail is not None, self
-        disk, file, tail = self._disk, self.file, self.tail
+        disk, tail, address = self._disk, self.tail, 0
+        if take is None:
+            with self._lock:
+                address = self._attached().address
 
         def read(at: int, nbytes: int) -> None:
-            buffer, checksum = disk.buffer, tail.checksums[at]
-            disk.read(tail.fd, buffer, offset=at, nbytes=nbytes, checksum=checksum)
+            target = disk.buffer if take is not None else address + at
+            if take is None:
+                populate(target, nbytes)  # here, so that blocks are zeroed while others are read
+            disk.read(tail.fd, target, offset=at, nbytes=nbytes, checksum=tail.checksums[at])
             if take is not None:
-                take(buffer, Extent(offset=at, nbytes=nbytes))
-            else:  # a write of whole pages neither zeroes nor maps them, as a copy would have to
-                file.write(at, memoryview(mapping.buffer_at(buffer, nbytes)).cast("B"))
+                take(target, Extent(offset=at, nbytes=nbytes))
 
         try:
             disk.each(blocks(self.split, high), read, running=self._running, tell=tell)
@@ -220,6 +235,12 @@ class HostCopy:
         # The number of a descriptor that a stalled request still uses must mean no other file.
         if tail is not None and not self._running:
             os.close(tail.fd)
+
+    def _open_file(self, fd: int | None = None) -> MemoryFile:
+        is_huge = self.nbytes >= mapping.HUGE_PAGE_BYTES and not self._is_lent
+        if fd is None and is_huge and (directory := _huge_directory()) is not None:
+            fd = hugefiles.open_file(directory, self.nbytes)
+        return MemoryFile("plexsvc-host", self.nbytes, fd=fd)
 
     def _give_back(self, low: int, high: int) -> None:
         if low >= high:
@@ -264,8 +285,13 @@ class HostCopy:
             steps.callback(self.unpin)
 
 
-def _host_file(nbytes: int, *, fd: int | None = None) -> MemoryFile:
-    return MemoryFile("plexsvc-host", nbytes, fd=fd)
+@cache
+def _huge_directory() -> int | None:
+    try:
+        return hugefiles.open_directory()
+    except OSError as error:
+        log.warning("host memory in plain files: reads from disk take longer", error=error)
+        return None
 
 
 def _open_tail(disk: Disk, nbytes: int) -> Tail:

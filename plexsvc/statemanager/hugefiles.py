@@ -2,10 +2,10 @@
 
 A plain memory file follows the machine's `shmem_enabled`, which is `never` on most; a tmpfs of our
 own asks for huge pages by its mount option. It is mounted nowhere: a short-lived helper process
-(this file, run as a script) makes a detached mount of exactly the wanted size, in a user namespace
-of its own where it is no administrator, opens one nameless file there and passes the descriptor.
-The mount ends with the file. Where the kernel or a sandbox refuses, there is no such file and the
-caller takes a plain one. Where huge pages run out, the kernel fills in small ones.
+(this file, run as a script) makes a detached mount, in a user namespace of its own where it is no
+administrator, and passes its directory, for nameless files. The mount ends with the last of them
+and the directory. Where the kernel or a sandbox refuses, there is no such file and the caller takes
+a plain one. Where huge pages run out, the kernel fills in small ones.
 """
 
 from __future__ import annotations
@@ -40,6 +40,30 @@ def open_huge_file(nbytes: int) -> int:
     Raises:
         OSError: refused here; the message says by what.
     """
+    directory = open_directory(nbytes)
+    try:
+        return open_file(directory, nbytes)
+    finally:
+        os.close(directory)
+
+
+def open_file(directory: int, nbytes: int) -> int:
+    """Return a descriptor of an empty nameless file of `nbytes` in a directory.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def open_directory(nbytes: int = 0) -> int:
+    """Return a directory whose files take huge pages, of `nbytes` in all; 0: without a limit.
+
+    Raises:
+        OSError: refused here; the message says by what.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(HELPER_TIMEOUT_S)
@@ -64,8 +88,8 @@ def open_huge_file(nbytes: int) -> int:
     return fd
 
 
-def make_file(nbytes: int) -> int:
-    """Return a descriptor of a nameless file of `nbytes` on a new detached tmpfs.
+def make_directory(nbytes: int) -> int:
+    """Return a descriptor of a new detached tmpfs of `nbytes`; 0: without a limit.
 
     Raises:
         OSError: the kernel refused.
@@ -74,10 +98,7 @@ def make_file(nbytes: int) -> int:
     for key, value in ((b"huge", b"within_size"), (b"size", str(nbytes).encode())):
         _call(_SYS_FSCONFIG, context, _FSCONFIG_SET_STRING, key, value, 0)
     _call(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
-    mount = _call(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0)
-    fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=mount)
-    os.ftruncate(fd, nbytes)
-    return fd
+    return _call(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0)
 
 
 def enter_namespace() -> None:
@@ -108,14 +129,14 @@ def _call(number: int, *arguments: bytes | int | None) -> int:
 
 
 def _help() -> None:
-    """Send one file to the parent, which reads any failure from the last line of stderr."""
+    """Send one directory to the parent, which reads any failure from the last line of stderr."""
     sock, nbytes = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     try:
-        fd = make_file(nbytes)
+        fd = make_directory(nbytes)
     except PermissionError:
         enter_namespace()
-        fd = make_file(nbytes)
-    socket.send_fds(sock, [b"f"], [fd])
+        fd = make_directory(nbytes)
+    socket.send_fds(sock, [b"d"], [fd])
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ class RankMemory:
         new = RankMemory(self.tier, self._disk)
         try:
             for region in regions:
-                host = HostCopy(region.nbytes, disk=self._disk, split=region.split)
+                is_lent = region.home is not Home.DEVICE
+                host = HostCopy(region.nbytes, disk=self._disk, split=region.split, is_lent=is_lent)
                 new.hosts[region.name] = host
                 new._lend(region)
                 if region.home is Home.HOST:

@@ -178,9 +178,21 @@ def test_a_huge_file_holds_no_more_than_its_size_and_its_descriptor_is_not_inher
 
 
 @needs_huge_pages
+def test_host_copies_take_huge_pages_unless_a_rank_maps_them() -> None:
+    for is_lent, resident_bytes in ((False, HUGE), (True, PAGE)):
+        host = HostCopy(2 * HUGE, is_lent=is_lent)
+        os.pwrite(host.file.fd, b"x", 0)
+        assert os.fstat(host.file.fd).st_blocks * 512 == resident_bytes
+        if is_lent:
+            with pytest.raises(PermissionError):
+                os.ftruncate(host.file.fd, 0)
+        host.close()
+
+
+@needs_huge_pages
 def test_a_huge_file_can_be_made_inside_a_user_namespace() -> None:
-    calls = "hugefiles.enter_namespace(); print(os.fstat(hugefiles.make_file(8192)).st_size)"
-    code = f"import os; from plexsvc.statemanager import hugefiles; {calls}"
+    calls = "h.enter_namespace(); print(os.fstat(h.open_file(h.make_directory(0), 8192)).st_size)"
+    code = f"import os; from plexsvc.statemanager import hugefiles as h; {calls}"
     argv = [sys.executable, "-c", code]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     if "unshare" in ended.stderr:
