@@ -68,7 +68,7 @@ class Sizes:
         return self.optimizer if self.steps_on_host else 0
 
 
-def steps_on_devices(backend: str, *, has_lora: bool, is_durable: bool = False) -> str:
+def steps_on_devices(backend: str, *, has_lora: bool) -> str:
     """Return what keeps an optimizer from stepping on the host; empty: nothing does.
 
     >>> steps_on_devices("noop", has_lora=False)
@@ -77,7 +77,6 @@ def steps_on_devices(backend: str, *, has_lora: bool, is_durable: bool = False) 
     refusing = {
         f"backend {backend!r}": backend not in {"fsdp", "megatron"},
         "lora": has_lora,
-        "durability='step'": is_durable,
     }
     return next((what for what, refuses in refusing.items() if refuses), "")
 

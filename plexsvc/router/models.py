@@ -335,7 +335,6 @@ def _check_place(spec: service_pb2.DeploymentSpec) -> None:
     found = sizes.steps_on_devices(
         spec.backend,
         has_lora=spec.HasField("lora"),
-        is_durable=spec.is_durable,
     )
     if place == HOST and found:
         raise bad_request(

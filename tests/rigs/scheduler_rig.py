@@ -63,6 +63,7 @@ class Rig:
         instances: int = 0,
         durable: bool = False,
         checkpoint_every: int = 0,
+        on_host: bool = False,
     ) -> service_pb2.Deployment:
         """Bring a deployment up."""
         spec = service_pb2.DeploymentSpec(
@@ -76,6 +77,8 @@ class Rig:
             checkpoint_root="/lab",
         )
         spec.parallel.tp = tp
+        if on_host:
+            spec.optimizer.on = "host"
         return await self.scheduler.call(
             "CreateDeployment",
             service_pb2.CreateDeploymentRequest(

@@ -30,9 +30,11 @@ def undisturbed(cluster: LiveCluster, tiny_model: Path) -> Callable[..., Outcome
     """What the two steps come to in a layout, on a backend, where nothing is killed."""
 
     @cache
-    def found(parallel: plex.Parallel, *, backend: str = "megatron") -> Outcome:
+    def found(parallel: plex.Parallel, *, backend: str = "megatron", on: str = "device") -> Outcome:
         with cluster.connect() as connection, connection.job("undisturbed") as job:
-            actor = deploy(job, tiny_model, parallel=parallel, durability="none", backend=backend)
+            actor = deploy(
+                job, tiny_model, parallel=parallel, durability="none", backend=backend, on=on
+            )
             return finished(actor, [call() for call in two_steps(actor)])
 
     return found
@@ -45,13 +47,14 @@ def deploy(
     parallel: plex.Parallel = ONE,
     durability: str = "step",
     backend: str = "megatron",
+    on: str = "device",
 ) -> plex.Actor:
     return job.deploy(
         "actor",
         model=str(model),
         backend=backend,
         parallel=parallel,
-        optimizer=plex.AdamW(lr=1e-2),
+        optimizer=plex.AdamW(lr=1e-2, on=on),
         micro_batch_tokens=64,
         durability=durability,
     )
@@ -111,9 +114,15 @@ def test_a_rank_killed_between_operations_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("backend", "by"),
-    [("megatron", signal.SIGKILL), ("megatron", signal.SIGSTOP), ("fsdp", signal.SIGKILL)],
-    ids=["killed", "stopped", "fsdp"],
+    ("backend", "by", "on"),
+    [
+        ("megatron", signal.SIGKILL, "device"),
+        ("megatron", signal.SIGSTOP, "device"),
+        ("fsdp", signal.SIGKILL, "device"),
+        ("megatron", signal.SIGKILL, "host"),
+        ("fsdp", signal.SIGKILL, "host"),
+    ],
+    ids=["killed", "stopped", "fsdp", "megatron-host", "fsdp-host"],
 )
 def test_a_rank_killed_inside_operations_is_replaced(
     cluster: LiveCluster,
@@ -121,16 +130,17 @@ def test_a_rank_killed_inside_operations_is_replaced(
     undisturbed: Callable[..., Outcome],
     backend: str,
     by: signal.Signals,
+    on: str,
 ) -> None:
     with cluster.connect() as connection, connection.job("killed") as job:
-        actor = deploy(job, tiny_model, backend=backend)
+        actor = deploy(job, tiny_model, backend=backend, on=on)
         futures = [call() for call in two_steps(actor)]
         kill(cluster, actor, by=by)  # in the first pass
         futures[1].result()
         kill(cluster, actor, by=by)  # in the first step
         futures[3].result()
         kill(cluster, actor, by=by)
-        assert finished(actor, futures) == undisturbed(ONE, backend=backend)
+        assert finished(actor, futures) == undisturbed(ONE, backend=backend, on=on)
 
 
 def test_a_rank_killed_while_it_starts_is_replaced(

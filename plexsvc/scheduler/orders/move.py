@@ -7,7 +7,9 @@ answer when it is to sleep is ended, so that its device is free.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import grpc
 
 from plexclient.wire.v1 import rollout_pb2, statemanager_pb2
 from plexsvc.errors import ErrorCode, PlexError
-from plexsvc.ids import DeploymentId, NodeId
+from plexsvc.ids import DeploymentId, MoveId, NodeId, WpgId
 from plexsvc.log import Log
 from plexsvc.residency import Residency
 from plexsvc.rpc.errors import checked
@@ -66,6 +68,20 @@ async def move(reach: Reach, action: MoveState) -> Event:
         nbytes=sum(reply.nbytes for reply in replies),
         total_us=max(reply.total_us for reply in replies),
     )
+
+
+@asynccontextmanager
+async def parked(reach: Reach, wpg_id: WpgId, *, lease_no: int) -> AsyncIterator[None]:
+    """Have a WPG that is on its devices parked while the body runs.
+
+    Raises:
+        PlexError: as `move`; so is `AioRpcError`.
+    """
+    for to in (Residency.HOST, Residency.DEVICE):
+        move_id = MoveId(f"parked.{secrets.token_hex(8)}")  # no other move has it
+        await move(reach, MoveState(wpg_id=wpg_id, move_id=move_id, to=to, lease_no=lease_no))
+        if to is Residency.HOST:
+            yield
 
 
 async def _move_instances(reach: Reach, action: MoveState, wpg: WpgRecord) -> Event:

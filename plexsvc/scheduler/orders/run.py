@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
+from plexclient.specs import HOST
 from plexclient.wire.v1 import operations_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, OperationId, WpgId, show
@@ -23,7 +24,7 @@ from plexsvc.scheduler.handler import Handler, Work
 from plexsvc.scheduler.ledger import messages, results
 from plexsvc.scheduler.ledger.held import Held
 from plexsvc.scheduler.ledger.jobs import WpgRecord
-from plexsvc.scheduler.orders import carry, durable, host_bytes, leaving, managed, spawn
+from plexsvc.scheduler.orders import carry, durable, host_bytes, leaving, managed, move, spawn
 from plexsvc.scheduler.orders.ranks import Rank
 from plexsvc.scheduler.orders.reach import Reach, RolloutPort
 
@@ -301,7 +302,11 @@ def _failed(action: StartOperation, fault: Fault, *, is_refusal: bool = False) -
 async def _again(reach: Reach, action: StartOperation, record: WpgRecord, held: Held) -> Replies:
     """Run an operation once more, in the `Initialize` of another WPG than before."""
     await carry.bring_payload(reach, held, record, is_checked=True)
-    return await _execute(reach, action, held=held, record=record)
+    if held.kind is not OperationKind.STEP or record.deployment.spec.optimizer.on != HOST:
+        return await _execute(reach, action, held=held, record=record)
+    # What is rebuilt is on its devices.
+    async with move.parked(reach, action.wpg_id, lease_no=action.lease_no):
+        return await _execute(reach, action, held=held, record=record)
 
 
 async def _execute(

@@ -156,7 +156,6 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
             for more, word in (
                 ({"backend": "noop"}, "with backend 'noop'"),
                 ({"lora": pb.LoRA(rank=1, alpha=1.0)}, "with lora"),
-                ({"is_durable": True}, "with durability='step'"),
             )
         ),
         ({"optimizer": pb.Optimizer(lr=-1.0)}, "lr"),

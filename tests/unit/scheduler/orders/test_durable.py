@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plexclient.wire.v1 import operations_pb2, service_pb2, statemanager_pb2, worker_pb2
+from plexclient.wire.v1 import common_pb2, operations_pb2, service_pb2, statemanager_pb2, worker_pb2
 from plexsvc.errors import ErrorCode, PlexError
 from plexsvc.ids import DeploymentId, NodeId
 from plexsvc.scheduler.config import SchedulerConfig
@@ -421,6 +421,31 @@ async def test_a_copy_that_is_refused_leaves_the_one_before(rig: Rig, durable: D
     await rig.agents[0].die("wpg-1-1/0")
     await insist(rig, rig.operation("job-1"))
     assert ran_on(rig, "wpg-1-2")[:2] == [("initialize", 0), ("step", 2)]
+
+
+async def test_a_step_on_the_host_runs_again_on_parked_state(rig: Rig) -> None:
+    await rig.job("job-1")
+    await rig.deploy("job-1", durable=True, on_host=True)
+    durable = of(rig)
+    await rig.run("job-1", "forward_backward")
+    await rig.run("job-1", "step")
+    await until(lambda: durable.seq == 2)
+    rig.behaviour.publish_errors.append(no_room())
+    for kind in ("forward_backward", "step"):
+        await rig.run("job-1", kind)
+    await until(lambda: not rig.behaviour.publish_errors and durable.copied.is_set())
+    seen = list[tuple[str, int]]()
+
+    async def note(_: str, request: statemanager_pb2.MoveRequest) -> None:
+        if request.wpg_id == "wpg-1-2":
+            seen.append((common_pb2.Residency.Name(request.to), len(ran_on(rig, "wpg-1-2"))))
+
+    rig.behaviour.on_move = note
+    await rig.agents[0].die("wpg-1-1/0")
+    await insist(rig, rig.operation("job-1", "forward_backward"))
+    again = [("initialize", 0), ("forward_backward", 3), ("step", 4), ("forward_backward", 5)]
+    assert ran_on(rig, "wpg-1-2") == again
+    assert seen == [("RESIDENCY_HOST", 2), ("RESIDENCY_DEVICE", 3)]
 
 
 async def test_more_than_is_kept_ends_the_deployment_naming_its_last_durable_step(
