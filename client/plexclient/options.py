@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from plexclient.checks import real, whole
+
+LEAST_S: Final = 0.01
+"""Shortest time that is no busy loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Limits of one connection; every wait and buffer of the client has one here."""
+    """Limits of one connection; every wait and buffer of the client has one here.
+
+    Raises:
+        PlexError: `bad_request` for a limit with which nothing would go on.
+    """
 
     retry_for_s: float = 120.0
     """How long a lost connection or a retryable refusal is retried before it is raised."""
@@ -45,3 +55,13 @@ class ClientOptions:
 
     cache_dir: Path | None = None
     """Where tokenizer files are kept; by default a directory that goes with the connection."""
+
+    def __post_init__(self) -> None:
+        """Refuse what calls would wait behind for ever, or try again without a pause."""
+        for name in ("retry_for_s", "staging_settle_s"):  # these may be 0
+            real(f"ClientOptions.{name}", getattr(self, name), least=0)
+        for name in ("attempt_timeout_s", "rpc_timeout_s", "keepalive_s"):
+            real(f"ClientOptions.{name}", getattr(self, name), least=LEAST_S)
+        real("ClientOptions.staging_bytes_per_s", self.staging_bytes_per_s, least=1)
+        for name in ("max_in_flight_per_deployment", "max_unanswered_payload_bytes"):
+            whole(f"ClientOptions.{name}", getattr(self, name), least=1, most=2**63 - 1)
