@@ -75,7 +75,7 @@ async def parked(reach: Reach, wpg_id: WpgId, *, lease_no: int) -> AsyncIterator
     """Have a WPG that is on its devices parked while the body runs.
 
     Raises:
-        PlexError: as `move`; so is `AioRpcError`.
+        PlexError, AioRpcError: as `move`.
     """
     for to in (Residency.HOST, Residency.DEVICE):
         move_id = MoveId(f"parked.{secrets.token_hex(8)}")  # no other move has it
