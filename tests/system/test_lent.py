@@ -26,7 +26,7 @@ from tests.rigs.workloads import fixed_batch
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-OPTIONS = plex.SamplingOptions(n=4, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
+OPTIONS = plex.SamplingOptions(n=4, max_tokens=200, temperature=1.0, seed=7, ignore_eos=True)
 DEVICE = "serving/chat"
 LOOK_S = 0.02
 """How often it is looked whether the guest samples: all share the processors."""

@@ -66,7 +66,7 @@ def test_without_spot_instances_a_step_is_rollout_and_then_training() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_more_instances_train_more_and_never_more_than_the_devices_allow(count: int) -> None:
-    workload = small(fixed("8b", count=count, name="some"), hours=0.4)
+    workload = small(fixed("8b", count=count, name="some"), hours=0.2)
     alone, plex = play(workload, "reserved"), play(workload, "plex")
     assert rate(plex) / rate(alone) > 1
     assert rate(plex) / rate(alone) < 1.1 * (4 + count) / 4
