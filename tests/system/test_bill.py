@@ -16,6 +16,7 @@ import pytest
 
 import plexclient as plex
 from plexclient.wire.v1 import service_pb2, service_pb2_grpc
+from tests.rigs import light_nodes
 from tests.rigs.live_cluster import TRAIN, Service
 from tests.rigs.workloads import PPO_ARGS, Program, fixed_batch
 
@@ -138,7 +139,16 @@ def csv_of(service: Service, *options: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(done.stdout)))
 
 
-def test_a_tenant_that_has_spent_its_cap_is_stopped_by_name(service: Service) -> None:
+@pytest.fixture
+def light_service(tmp_path: Path) -> Iterator[Service]:
+    """One whose node imports no framework: the backend is `noop`."""
+    light = light_nodes.environment(tmp_path)
+    with Service(tmp_path, nodes={"only": [TRAIN]}, extra=TOKENS, environment=light) as running:
+        yield running
+
+
+def test_a_tenant_that_has_spent_its_cap_is_stopped_by_name(light_service: Service) -> None:
+    service = light_service
     quota = service_pb2.SetQuotaRequest(owner=RIVAL, what="spend", most=1)
     ask(service, "SetQuota", quota)
 

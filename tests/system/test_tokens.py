@@ -18,6 +18,7 @@ import plexclient as plex
 from plexclient.failures import error_of
 from plexclient.wire.v1 import operations_pb2, service_pb2, service_pb2_grpc
 from plexsvc.cluster.places import keys_file
+from tests.rigs import light_nodes
 from tests.rigs.live_cluster import TETHERED, TRAIN, Service
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -89,7 +90,8 @@ def operating(address: str, secret: str) -> Iterator[Iterator[operations_pb2.Ope
 def test_tokens_are_used_held_to_their_scope_revoked_in_mid_stream_and_kept(
     tmp_path: Path,
 ) -> None:
-    with Service(tmp_path, nodes={"only": [TRAIN]}) as service:
+    light = light_nodes.environment(tmp_path)
+    with Service(tmp_path, nodes={"only": [TRAIN]}, environment=light) as service:
         address = service.live.address
         _, reading = create(service, "read", "--name", "dashboard")
         token_id, working = create(service, "submit", "--expires", "30d")
