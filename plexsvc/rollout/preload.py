@@ -36,6 +36,8 @@ CPU_MODULES: Final = (
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.v1.core.sched.scheduler",
 )
 CUDA_MODULES: Final = (
     "vllm.v1.worker.gpu_worker",
@@ -62,6 +64,18 @@ def preload() -> None:
         _import_without_compiler()
     for module in modules(has_cuda=has_cuda):
         importlib.import_module(module)
+    if not has_cuda:
+        _replace_kernels()
+
+
+def _replace_kernels() -> None:
+    """Replace Triton's kernels by the CPU's, once for all engines.
+
+    Each engine would look through all modules for them, which is half of what its start takes.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    platform.register_triton_kernel_overrides()
+    type(platform).register_triton_kernel_overrides = lambda _: None
 
 
 def _import_without_compiler() -> None:
