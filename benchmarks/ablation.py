@@ -160,7 +160,6 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "kept left": _off(waiting.Kept, "keep_left", lambda *_, **__: None),
     "growth": _off(groups.Resident, "grew_ppm", 0),
     "renewing": _off(placing, "renew", lambda _: None),
-    "devices being left": _off(places.Search, "being_left", lambda *_: set()),
     "devices kept for instances": _off(
         placing._IdleKept,
         "passed_by",

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,10 +25,8 @@ from plexsvc.scheduler.core.events import Event
 from plexsvc.scheduler.core.limits import Limits
 from plexsvc.scheduler.core.machine import Scheduler
 from plexsvc.scheduler.core.planning import profile
-from plexsvc.scheduler.core.planning.board import Board
-from plexsvc.scheduler.core.planning.groups import Group
 from plexsvc.scheduler.core.planning.policies import NO_BOUND_PPM, PLEX, live_policy, policy_named
-from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand, Mode, SyncAt
+from plexsvc.scheduler.core.planning.profile import SECOND_US, Mode, SyncAt
 from plexsvc.scheduler.core.planning.profiler import KeptProfile, ProfileBook
 from plexsvc.sim import output
 from plexsvc.sim.cluster import GB, Faults, NodeAction, NodeEvent, NodeGroup, SimCluster
@@ -668,30 +665,6 @@ def test_a_job_behind_a_stream_of_higher_priorities_starts_within_two_days() -> 
     assert start_us is not None
     waited_h = (start_us - low.demand.arrived_us) / hour_us
     assert 24 < waited_h < 2 * 24 + 2
-
-
-@pytest.mark.rare
-@pytest.mark.slow
-def test_no_job_is_placed_above_the_duty_cap_while_others_move_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without `Search.being_left`, 34 of the units here are filled up to 1.38."""
-    commit, sums = Board.commit, []
-
-    def summing(self: Board, group: Group, demand: Demand, **kwargs: Any) -> None:
-        commit(self, group, demand, **kwargs)
-        for unit_id in () if demand.lost_place else group.residents[demand.resident_id].units:
-            others = [
-                duty_ppm
-                for other, (units, duty_ppm) in self.leaving.items()
-                if unit_id in units and other != demand.resident_id
-            ]
-            sums.append((self.duty_on(unit_id) + sum(others), len(others)))
-
-    monkeypatch.setattr(Board, "commit", summing)
-    play(preset_named("churn", seed=1), policy=PLEX, seed=1)
-    assert max(sums)[0] <= PLEX.duty_cap_ppm
-    assert any(num_leaving for _, num_leaving in sums)
 
 
 def test_a_gang_with_a_priority_starts_within_two_hours_however_many_small_jobs_come() -> None:

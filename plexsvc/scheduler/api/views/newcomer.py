@@ -53,7 +53,7 @@ class WhatIf:
 def what_if(planner: Planner, demand: Demand, *, now_us: int) -> WhatIf:
     """Say where a job would go now and what that costs whom; changes nothing."""
     search = planner.search
-    barred = planner.kept.barred(demand, now_us=now_us) | search.being_left(demand)
+    barred = planner.kept.barred(demand, now_us=now_us)
     spot = search.spot_for(demand, search.whole_groups(demand), barred=barred, now_us=now_us)
     if spot is None:
         return WhatIf(refusals=tuple(answers.reasons_for(planner, demand, now_us=now_us)))

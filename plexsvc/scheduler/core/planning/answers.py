@@ -49,8 +49,7 @@ def reasons_for(
 ) -> list[str]:
     """Say place by place why a job is not there; `without` is itself, if it is placed."""
     search, kept = planner.search, planner.kept.barred(demand, now_us=now_us)
-    left = search.being_left(demand)
-    barred = {*barred, *kept, *left}
+    barred = {*barred, *kept}
     board, num_units = planner.board, demand.num_units
     is_whole = search.has_whole(demand, barred=barred)
     groups = [
@@ -62,8 +61,6 @@ def reasons_for(
     if kept:
         jobs = ", ".join(planner.kept.reservations)
         facts.append(f"{len(kept)} are kept for {jobs}, which goes before it")
-    if left:
-        facts.append(f"{len(left)} are being left by jobs that move")
     counts: dict[str, int] = {}
     full = dict.fromkeys(board.memory.without_room(list(board.idle), demand))
     for spot in search.joining(demand, groups, barred=barred):

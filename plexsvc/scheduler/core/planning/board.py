@@ -54,9 +54,6 @@ class Board:
         self.group_at: dict[UnitId, int] = {}
         self.by_size: dict[int, dict[int, Group]] = {}
         self.group_of: dict[ResidentId, int] = {}
-        self.leaving: dict[ResidentId, tuple[Gang, int]] = {}
-        """Units that a resident is booked off and still runs on, and its duty there."""
-
         self._next_group = 1
         for room in units:
             self.join(room)
@@ -199,7 +196,6 @@ class Board:
         """Take a job off the board; returns what is left of its group: none, one or several."""
         group = self.groups[self.group_of.pop(resident_id)]
         resident = group.residents.pop(resident_id)
-        self.leaving.pop(resident_id, None)
         group.duty_ppm -= resident.demand.profile.duty_ppm
         self._book(resident, -1)
         return self._settle(group)

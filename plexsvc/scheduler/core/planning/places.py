@@ -6,7 +6,6 @@ live on some, each unit has its own sums, and jobs that share no unit do not slo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -304,16 +303,6 @@ class Search:
             found, why = min(spots, key=lambda spot: _by_number(spot, sign)), policy.name
         found.why = f"{why}, of {len(spots)} place(s) that take it"
         return found
-
-    def being_left(self, demand: Demand) -> set[UnitId]:
-        """Return the units where a job would pass the duty cap while others move out of them."""
-        there: Counter[UnitId] = Counter()
-        for resident_id, (units, duty_ppm) in self.board.leaving.items():
-            for unit_id in units if resident_id != demand.resident_id else ():
-                there[unit_id] += duty_ppm
-        cap_ppm = PPM if demand.lost_place else self.policy.duty_cap_ppm
-        free_ppm = cap_ppm - demand.profile.duty_ppm
-        return {u for u, more_ppm in there.items() if more_ppm + self.board.duty_on(u) > free_ppm}
 
     def idle_gang(self, demand: Demand, barred: Barred) -> Gang | None:
         """Return idle units whose hosts have room for a job's state; None without such."""

@@ -297,7 +297,7 @@ class Planner:
         resident = self.board.resident(resident_id)
         demand, barred = resident.demand, set(resident.units)
         if onto is None:
-            barred |= self.kept.units() | self.search.being_left(demand)
+            barred |= self.kept.units()
         else:
             barred.update(unit_id for unit_id in self.board.rooms if unit_id not in onto)
         spot = self.search.spot_for(
@@ -328,17 +328,12 @@ class Planner:
         fits = bool(idle) and self.board.memory.holds(units, resident.demand)
         return Spot(units=units) if fits else None
 
-    def arrived(self, resident_id: ResidentId) -> None:
-        """Note that a resident runs where it is booked, and no longer on the units that it left."""
-        if self.board.leaving.pop(resident_id, None) is not None:
-            self.kept.has_reopened = True  # those who wait look at every place again
-
     def best_spot(self, demand: Demand, *, barred: Collection[int]) -> Spot | None:
         """Return the place a placed job could move to, in a group that is not barred."""
         spots = self.search.that_take(
             demand,
             [g for g in self.search.whole_groups(demand) if g.group_id not in barred],
-            barred=self.kept.units() | self.search.being_left(demand),
+            barred=self.kept.units(),
             now_us=self.board.resident(demand.resident_id).began_us,
         )
         return self.search.best(demand, spots)
@@ -363,15 +358,14 @@ class Planner:
             pool = self.search.whole_groups(demand)
         else:
             pool = [group for group in changed if group.size == demand.num_units]
-        left = self.search.being_left(demand)
-        barred = self.kept.barred(demand, now_us=now_us) | left
+        barred = self.kept.barred(demand, now_us=now_us)
         spot = self.search.spot_for(demand, pool, barred=barred, now_us=now_us)
         spot = spot or self._kept_spot(demand, now_us=now_us)
         spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
         gang = self.search.idle_gang(demand, barred) if spot is not None and spot.groups else None
         alone = None if gang is None else Spot(units=gang)
         for one in (spot, alone):  # what its set needs may be had only where it shares nothing
-            if one is not None and left.isdisjoint(one.units) and claim(demand, one.units):
+            if one is not None and claim(demand, one.units):
                 return self._commit(demand, one, now_us=now_us)
         return None
 
@@ -438,11 +432,7 @@ class Planner:
         self, resident_id: ResidentId, units: Gang, *, why: str = "as ordered", now_us: int
     ) -> None:
         """Let a placed job live on other units."""
-        before = self.board.resident(resident_id)
         left = self.board.move(resident_id, units)
-        # There it runs on until it has arrived.
-        gone = tuple(unit_id for unit_id in before.units if unit_id not in units)
-        self.board.leaving[resident_id] = gone, before.demand.profile.duty_ppm
         for each in (*left, self.group_of(resident_id)):
             self.touch(each.group_id)
         self._note_taken(resident_id, why=why, now_us=now_us)

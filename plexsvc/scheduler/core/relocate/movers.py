@@ -295,7 +295,6 @@ def _book_as_it_is(devices: Devices) -> None:
             planner.move(key, units, why="it had not left yet", now_us=devices.now_us)
             hosts.spread(placement, deployment)
             _try_later(devices, deployment)
-        planner.arrived(key)
 
 
 def _may_leave(devices: Devices, deployment: DeploymentEntry) -> bool:
