@@ -79,11 +79,6 @@ class Planner:
         self._unseen.add(resident_id)
         self._queue_news = True
 
-    def press(self, *, now_us: int) -> None:
-        """Have those that may join others near their bounds look for such a place."""
-        for resident_id in self.kept.press(now_us):
-            self.ask_again(resident_id)
-
     def withdraw(self, resident_id: ResidentId) -> None:
         """Take a waiting job out of the queue."""
         self.board.shares.leave(self.waiting.pop(resident_id).tenant, self.board.kind)
@@ -360,8 +355,10 @@ class Planner:
             pool = [group for group in changed if group.size == demand.num_units]
         barred = self.kept.barred(demand, now_us=now_us)
         spot = self.search.spot_for(demand, pool, barred=barred, now_us=now_us)
-        spot = spot or self._kept_spot(demand, now_us=now_us)
-        spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
+        if spot is None:
+            self.kept.reserve_for(demand, now_us=now_us)
+            spot = self._kept_spot(demand, now_us=now_us)
+            spot = spot or self._pressed_spot(demand, barred, now_us=now_us)
         gang = self.search.idle_gang(demand, barred) if spot is not None and spot.groups else None
         alone = None if gang is None else Spot(units=gang)
         for one in (spot, alone):  # what its set needs may be had only where it shares nothing
@@ -395,7 +392,7 @@ class Planner:
 
         Others are placed within targets that are well below it (`Policy.target_slowdown_ppm`).
         """
-        if demand.resident_id not in self.kept.pressed:
+        if not self.kept.may_press(demand):
             return None
         search = copy.copy(self.search)
         search.policy = self.policy.within_bounds()

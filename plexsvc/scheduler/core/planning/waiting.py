@@ -29,9 +29,6 @@ from plexsvc.scheduler.core.planning.shares import Turn
 _PATIENCES: Final = 2
 """Of its patiences that a job waits before it has the highest priority somebody waits with."""
 
-PRESS_US: Final = 60 * SECOND_US
-"""How long a job with a granted priority waits before it may join others up to their own bounds."""
-
 RETURN_US: Final = 10 * SECOND_US
 """How long the units that a lost place leaves are kept for jobs that come back."""
 
@@ -164,9 +161,6 @@ class Kept:
         """Units that jobs of a group left because a node was lost: until when they are kept for
         the return of those jobs, and the group."""
 
-        self.pressed: dict[ResidentId, None] = {}
-        """Blocked jobs that may join others up to everybody's own bound."""
-
         self.has_reopened = False
         """Whether units that were kept, or not to be had, may be had by those who wait."""
 
@@ -248,23 +242,16 @@ class Kept:
     def end(self, resident_id: ResidentId) -> None:
         """Keep nothing for a job any more; all that wait look at the units again."""
         del self.reservations[resident_id]
-        self.pressed.pop(resident_id, None)
         self.has_reopened = True
 
-    def press(self, now_us: int) -> list[ResidentId]:
-        """Return who may join others up to everybody's own bound from now on.
+    def may_press(self, demand: Demand) -> bool:
+        """Return whether a job may join others up to everybody's own bound.
 
-        Those with a granted priority may: what is filled beyond the targets drains later.
+        One with a granted priority may, once it is blocked: what is filled beyond the targets
+        drains later.
         """
-        found = []
-        for resident_id, kept in self.reservations.items():
-            demand = self.waiting[resident_id]
-            has_waited = now_us - demand.arrived_us >= PRESS_US
-            has_right = demand.priority > 0 and not kept.lost_place
-            if has_right and has_waited and resident_id not in self.pressed:
-                self.pressed[resident_id] = None
-                found.append(resident_id)
-        return found
+        is_kept = demand.resident_id in self.reservations
+        return is_kept and demand.priority > 0 and not demand.lost_place
 
     def keep_left(self, left: Gang, *, group_id: int, now_us: int) -> None:
         """Keep the units that a job left, since a node was lost, for the return of its group."""

@@ -127,7 +127,6 @@ def _make_room(lives: Lives) -> None:
             # Asked anew: whoever was sent away just now may have been enough.
             if resident_id in planner.in_the_way(now_us=lives.now_us):
                 _ask_to_leave(lives, resident_id, reason="its devices are reserved for another job")
-        planner.press(now_us=lives.now_us)
 
 
 def _repack(lives: Lives) -> None:

@@ -11,7 +11,7 @@ from plexsvc.scheduler.core.planning.planner import Planner
 from plexsvc.scheduler.core.planning.policies import POLICIES, Policy
 from plexsvc.scheduler.core.planning.profile import SECOND_US, Demand
 from plexsvc.scheduler.core.planning.rooms import UnitRoom
-from plexsvc.scheduler.core.planning.waiting import PRESS_US, RETURN_US
+from plexsvc.scheduler.core.planning.waiting import RETURN_US
 from tests.rigs.core_invariants import check_board
 from tests.unit.scheduler.core.planning.test_planner import HOUR_US, admit, demand, planner
 
@@ -291,10 +291,7 @@ def test_a_granted_priority_joins_jobs_up_to_everybodys_own_bound_and_no_others_
         one = planner(SERVICE, units=1)
         admit(one, small("a", hours=9, busy=50))
         one.submit(replace(gang(1, priority=priority, busy=45), arrived_us=1))
-        assert one.admit(1) == []
-        assert one.admit(PRESS_US) == []
-        one.press(now_us=1 + PRESS_US)
-        placed = [p.resident_id for p in one.admit(1 + PRESS_US)]
+        placed = [p.resident_id for p in one.admit(1)]
         assert placed == ["gang"] * priority
         if placed:
             group = one.group_of(ResidentId("gang"))
@@ -305,8 +302,7 @@ def test_patience_alone_joins_nobody_beyond_the_targets() -> None:
     one = planner(SERVICE, units=1)
     admit(one, small("a", hours=9, busy=50))
     one.submit(gang(1, priority=0, busy=45))
-    for now_us in (20 * HOUR_US, 21 * HOUR_US, 21 * HOUR_US + 2 * PRESS_US):
-        one.press(now_us=now_us)
+    for now_us in (20 * HOUR_US, 21 * HOUR_US, 22 * HOUR_US):
         assert one.admit(now_us) == []
     assert one.kept.reservations[ResidentId("gang")].due_us < 21 * HOUR_US
 
@@ -318,5 +314,3 @@ def test_a_granted_priority_joins_nobody_of_a_higher_one_and_breaks_no_bound() -
         admit(one, resident)
         one.submit(replace(gang(1, priority=1, busy=45), arrived_us=1))
         assert one.admit(1) == []
-        one.press(now_us=1 + PRESS_US)
-        assert one.admit(1 + PRESS_US) == []
