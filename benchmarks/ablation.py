@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from plexsvc.scheduler.core.device import contest
 from plexsvc.scheduler.core.place import placing
 from plexsvc.scheduler.core.planning import (
@@ -39,6 +41,8 @@ from plexsvc.scheduler.core.planning.policies import PLEX, Policy
 from plexsvc.scheduler.core.planning.profile import PPM
 from plexsvc.scheduler.core.planning.runtime_rules import Order
 from plexsvc.scheduler.core.relocate import movers
+from plexsvc.sim.cluster import SimCluster
+from plexsvc.sim.workloads import Workload, cluster_job
 
 MIN_DRAIN: Final = 0.02
 MIN_P95: Final = 0.02
@@ -47,11 +51,16 @@ COLD: Final = "-cold"
 """Ending of a preset's name: no cycle is known before it was measured."""
 FEWER: Final[dict[str, dict[str, Any]]] = {
     "drift-300": {"num_jobs": 300},
+    "stale-300": {"factors": (0.5, 1.0, 2.0), "num_jobs": 300},
     "stale-random-600": {"factors": (0.5, 1.0, 2.0), "num_jobs": 600},
 }
 """Presets with fewer jobs, which take a minute or two."""
 
+ONE_MACHINE: Final = {"one-machine": False, "one-machine-long": True}
+"""Names of `one_machine`, and whether the large jobs are long."""
+
 PRESETS: Final = (
+    *ONE_MACHINE,
     *("order-3", "two-job-7b-boundary", "k-job-30b-boundary", "steady", "one-cycle"),
     *("several-bursts", "bursty", "churn", "losses", "giant-gang", "tenants", "both-pools"),
     *("cluster-256", "cluster-256-cold", "stale-double", "stale-random", "drift"),
@@ -98,11 +107,30 @@ def _no_reservations(policy: Policy) -> Policy:
     return replace(policy, patience_ppm=1 << 62, patience_us=1 << 62)
 
 
-def _no_parts(policy: Policy) -> Policy:
-    """Have a job live on groups of its size and on idle gangs alone."""
-    places.Search.larger_groups = lambda *_: []  # type: ignore[method-assign]
-    places.Search.merging = lambda *_, **__: []  # type: ignore[method-assign]
-    return policy
+def one_machine(*, seed: int, is_long: bool) -> Workload:
+    """Return one machine of 8 devices and 40 jobs of 8, 4 and 2 of them.
+
+    They come every 20 minutes and take one to three hours; or every hour, and the large ones, of
+    which the first is one, take four times as long as those of two devices.
+    """
+    dice = np.random.default_rng([seed, 8421 + is_long])
+    cluster, jobs, at_s = SimCluster(nodes=8), [], 0.0
+    for at in range(40):
+        period_s = float(dice.uniform(120, 360))
+        gang = int(dice.choice([8, 4, 2])) if at or not is_long else 8
+        hours = dice.uniform(0.75, 1.5) * gang / 2 if is_long else dice.uniform(1, 3)
+        job = cluster_job(
+            f"job-{at:02d}",
+            cluster=cluster,
+            arrival_s=at_s,
+            gang=gang,
+            cycles=max(1, round(float(hours) * 3600 / period_s)),
+            period_s=period_s,
+            duty=float(dice.uniform(0.15, 0.40)),
+        )
+        jobs.append(job)
+        at_s += float(dice.exponential(3600 if is_long else 1200))
+    return Workload(jobs=tuple(jobs), cluster=cluster)
 
 
 def _no_bounds(policy: Policy) -> Policy:
@@ -148,7 +176,8 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "fair turns": _off(shares.Shares, "in_turn", lambda _, ordered, **__: iter(ordered)),
     "relief": _still("relief"),
     "last bursts": _off(places.Search, "_ends_late", lambda *_, **__: False),
-    "parts and merges": _no_parts,
+    "parts": _off(places.Search, "larger_groups", lambda *_: []),
+    "merges": _off(places.Search, "merging", lambda *_, **__: []),
     "keeping apart": _still("keeping apart"),
     "return": _no_return,
     "lingering": _off(contest, "linger_us", lambda **_: 0),
@@ -178,7 +207,9 @@ def run(preset: str, seed: int, without: str, queue: Any) -> None:
     from plexsvc.sim import presets
     from plexsvc.sim.run import compare
 
-    if preset in FEWER:
+    if preset in ONE_MACHINE:
+        workload = one_machine(seed=seed, is_long=ONE_MACHINE[preset])
+    elif preset in FEWER:
         workload = getattr(presets, preset.split("-", maxsplit=1)[0])(seed=seed, **FEWER[preset])
     else:
         workload = presets.preset_named(preset.removesuffix(COLD), seed=seed)
@@ -189,7 +220,8 @@ def run(preset: str, seed: int, without: str, queue: Any) -> None:
     except Exception as error:  # noqa: BLE001 - a run that never ends is a result
         queue.put(line | {"error": str(error)[:200]})
         return
-    names = ("drain_s", "drain_ratio", "slowdown_mean", "slowdown_p95", "slowdown_max")
+    names = ["drain_s", "drain_ratio", "slowdown_mean", "slowdown_p95", "slowdown_max"]
+    names += ["wait_ratio_p99", "beyond_bound"]
     line |= {name: getattr(summary, name) for name in names}
     line |= {"events": outcome.events, "cpu_s": round(time.process_time() - began_s, 1)}
     queue.put(line)
