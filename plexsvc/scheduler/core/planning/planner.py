@@ -281,12 +281,13 @@ class Planner:
         now_us: int,
         onto: Collection[UnitId] | None = None,
         off: Collection[UnitId] = (),
+        must_leave: bool = True,
     ) -> Gang | None:
         """Book a resident elsewhere: in another group or on idle units, within everyone's bounds.
 
         It touches none of its units, and with `onto` only those. Where no such place is, it leaves
         those in `off` alone, for idle ones. Returns where; None, with nothing changed, if there is
-        no place. Whoever has to leave may take a part of a larger group also while groups of its
+        no place. One that `must_leave` may take a part of a larger group also while groups of its
         size are full.
         """
         resident = self.board.resident(resident_id)
@@ -300,7 +301,7 @@ class Planner:
             self.search.whole_groups(demand),
             barred=barred,
             without=resident_id,
-            must_leave=True,
+            must_leave=must_leave,
             now_us=now_us,
         )
         spot = spot or self._partly_off(resident, off, barred)

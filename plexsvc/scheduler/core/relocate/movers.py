@@ -116,7 +116,7 @@ def _keep_apart(lives: Lives) -> None:
 def _relieve(lives: Lives) -> None:
     """Move jobs out of groups that are over their bounds."""
     for planner in lives.placement.planners.values():
-        send = partial(_ask_to_leave, lives, reason=OVER_BOUNDS)
+        send = partial(_ask_to_leave, lives, reason=OVER_BOUNDS, must_leave=False)
         plans.relieve(planner, send=send, now_us=lives.now_us)
 
 
@@ -152,10 +152,11 @@ def _carry_out(lives: Lives, moves: Mapping[ResidentId, Spot], *, reason: str) -
         _send_to(lives, deployment, spot.units, reason=reason)
 
 
-def _ask_to_leave(lives: Lives, key: ResidentId, *, reason: str) -> bool:
+def _ask_to_leave(lives: Lives, key: ResidentId, *, reason: str, must_leave: bool = True) -> bool:
     """Send a deployment elsewhere, if it may be asked; return whether it goes."""
     deployment = lives.deployments[DeploymentId(key)]
-    return not _is_busy(lives, key) and _send(lives, deployment, reason=reason)
+    may_go = not _is_busy(lives, key)
+    return may_go and _send(lives, deployment, reason=reason, must_leave=must_leave)
 
 
 def _is_busy(devices: Devices, key: ResidentId) -> bool:
@@ -205,6 +206,7 @@ def _send(
     reason: str,
     to: NodeId | None = None,
     off: Collection[UnitId] = (),
+    must_leave: bool = True,
 ) -> bool:
     """Send a training deployment where the planner finds a place; return whether it found one.
 
@@ -215,7 +217,7 @@ def _send(
         return False
     planner, key = demands.planner_of(lives.placement, deployment)
     onto = None if to is None else planner.board.rooms.of_host(to)
-    units = planner.rehome(key, now_us=lives.now_us, onto=onto, off=off)
+    units = planner.rehome(key, now_us=lives.now_us, onto=onto, off=off, must_leave=must_leave)
     if units is not None:
         _begin(lives, deployment, units, reason=reason)
         return True
