@@ -67,7 +67,9 @@ PRESETS: Final = (
 )
 PROMISES: Final = {
     "reservations": "no starvation",
-    "making room": "no starvation",
+    "making room": "no starvation where idle devices lie apart: here all gangs are whole nodes",
+    "parts": "small jobs do not wait until large ones have ended",
+    "pressing": "granted priorities start soon",
     "fair turns": "tenants get devices by weight",
     "bounds": "a job's slowdown keeps to its bound",
 }
@@ -173,6 +175,7 @@ MECHANISMS: Final[dict[str, Callable[[Policy], Policy]]] = {
     "reservations": _no_reservations,
     "longest first": _off(waiting, "_key", lambda demand, *_: (demand.arrived_us,)),
     "making room": _still("making room"),
+    "pressing": _off(waiting.Kept, "may_press", lambda *_: False),
     "fair turns": _off(shares.Shares, "in_turn", lambda _, ordered, **__: iter(ordered)),
     "relief": _still("relief"),
     "last bursts": _off(places.Search, "_ends_late", lambda *_, **__: False),
