@@ -121,7 +121,7 @@ def of(
     dense, expert = 1, 1
     if parallel.distributed_optimizer:
         dense = parallel.dp * parallel.cp
-        expert = dense // parallel.ep
+        expert = parallel.tp * dense // parallel.ep
     return Sizes(
         params=params,
         optimizer=math.ceil(kept * ((count - experts) / dense + experts / expert)),
@@ -173,7 +173,7 @@ def of_pass(
     part = min(tokens, LOGITS_AT_ONCE / rows)
     head = 2 * itemsize * tokens * rows + 4 * FLOAT32_BYTES * part * rows
     table = rows * hidden
-    matrices = _matrices(config) / tp + _experts(config)
+    matrices = _matrices(config) / tp + _router(config) + _experts(config)
     weights = max(table, _matrices(config) / tp)
     if backend == "fsdp":  # the root and two layers are gathered, and their gradients are
         weights = 2 * (_tables(config) * table + 2 * matrices) + 2 * table
@@ -195,7 +195,8 @@ def _megatron(config: Mapping[str, int], parallel: Parallel) -> int:
     layers = math.ceil(config["num_hidden_layers"] / parallel.pp)
     tables = 1 if parallel.pp > 1 else _tables(config)
     split = layers * _matrices(config) + tables * config["vocab_size"] * config["hidden_size"]
-    whole = (layers + 1) * _vectors(config) + _local_experts(config, parallel)
+    whole = (layers + 1) * _vectors(config) + layers * _router(config)
+    whole += _local_experts(config, parallel)
     return math.ceil(split / parallel.tp) + whole
 
 
@@ -209,7 +210,8 @@ def _fsdp(config: Mapping[str, int], parallel: Parallel) -> int:
     """Return the parameters of one shard; each is padded to whole rows."""
     layers = config["num_hidden_layers"]
     tables = _tables(config) * config["vocab_size"] * config["hidden_size"]
-    whole = layers * (_matrices(config) + _experts(config) + _vectors(config)) + tables
+    layer = _matrices(config) + _router(config) + _experts(config) + _vectors(config)
+    whole = layers * layer + tables
     return math.ceil(whole / parallel.world_size) + config["hidden_size"]
 
 
@@ -222,11 +224,16 @@ def _tables(config: Mapping[str, int]) -> int:
 
 
 def _matrices(config: Mapping[str, int]) -> int:
-    """Return the elements of one layer's matrices, without experts but with their router."""
+    """Return the elements of one layer's matrices that tensor ranks split: no experts' are."""
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     attention = 2 * (heads + _kv_heads(config)) * _head_dim(config) * hidden
-    experts = families.num_experts(config)
-    return attention + hidden * (experts or 3 * config["intermediate_size"])
+    mlp = 0 if families.num_experts(config) else 3 * config["intermediate_size"] * hidden
+    return attention + mlp
+
+
+def _router(config: Mapping[str, int]) -> int:
+    """Return the elements of one layer's router to its experts, which every rank has whole."""
+    return config["hidden_size"] * families.num_experts(config)
 
 
 def _experts(config: Mapping[str, int]) -> int:

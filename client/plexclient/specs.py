@@ -26,8 +26,8 @@ class Parallel:
     sequences end, and in attention the heads: `cp` divides their number (a tensor rank's), and
     divides that of key-value heads or is a multiple of it. By `distributed_optimizer=True` each of
     `dp * cp` ranks on megatron holds an even share of the moments and float32 masters (ZeRO-1)
-    instead of all of them. `ep`, a divisor of `dp * cp`, shares out the experts of a model over so
-    many of these ranks.
+    instead of all of them. `ep`, a divisor of `tp * dp * cp`, shares out the experts of a model
+    over so many of these ranks: each is whole on its rank.
     """
 
     tp: int = 1

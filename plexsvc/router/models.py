@@ -154,16 +154,17 @@ def _check_heads(cp: int, tp: int, table: families.Config) -> None:
 
 def _check_layout(parallel: common_pb2.Parallel, table: families.Config) -> None:
     heads, experts = table.get("num_attention_heads", 0), families.num_experts(table)
-    if experts and parallel.tp > 1:
+    units = table.get("intermediate_size", parallel.tp)
+    if experts and parallel.tp > 1 and not (parallel.ep > 1 and parallel.sequence_parallel):
         raise bad_request(
-            f"parallel tp = {parallel.tp} with a model of {experts} experts, "
-            "which are not split over tensor ranks; use tp=1 with pp, dp and ep",
+            f"parallel tp = {parallel.tp} with a model of {experts} experts, each of which is "
+            "whole on its rank; share them out by ep above 1, and give sequence_parallel=True",
             degree="tp",
         )
     _check_divides(
         ("tp", parallel.tp, "attention heads", heads),
         ("tp", parallel.tp, "key-value heads", table.get("num_key_value_heads") or heads),
-        ("tp", parallel.tp, "intermediate units", table.get("intermediate_size", parallel.tp)),
+        *([] if experts else [("tp", parallel.tp, "intermediate units", units)]),
         ("ep", parallel.ep, "experts", experts),
         ("pp", parallel.pp, "layers", table.get("num_hidden_layers", 0)),
     )
@@ -286,10 +287,10 @@ def _check_degrees(spec: service_pb2.DeploymentSpec) -> None:
             f"it splits over {' and '.join(only)}"
             f"{'; ask for more instances' if spec.backend == 'vllm' else ''}"
         )
-    copies = max(1, wire.dp) * max(1, wire.cp)
+    copies = max(1, wire.tp) * max(1, wire.dp) * max(1, wire.cp)
     if copies % max(1, wire.ep):
         raise bad_request(
-            f"parallel ep = {wire.ep} does not divide dp * cp = {copies}: each group of ep "
+            f"parallel ep = {wire.ep} does not divide tp * dp * cp = {copies}: each group of ep "
             "such ranks shares out the experts; choose a divisor",
             degree="ep",
         )

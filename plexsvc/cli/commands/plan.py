@@ -159,16 +159,19 @@ def _degrees(table: Config, *, backend: str, gpus: int) -> Iterator[Parallel]:
             yield Parallel(dp=gpus // cp, cp=cp)
         return
     heads, experts = table["num_attention_heads"], families.num_experts(table)
-    divided = (heads, table.get("num_key_value_heads") or heads, table["intermediate_size"])
-    for tp in range(1, 2 if experts else MOST_SPLIT + 1):  # no backend splits experts by tp
+    divided = [heads, table.get("num_key_value_heads") or heads]
+    if not experts:
+        divided.append(table["intermediate_size"])
+    for tp in range(1, MOST_SPLIT + 1):
         for pp in range(1, MOST_SPLIT + 1):
             split = (*(n % tp for n in divided), table["num_hidden_layers"] % pp, gpus % (tp * pp))
             if any(split):
                 continue
             copies = gpus // (tp * pp)
             for cp in _sequences(table, ranks=copies, tp=tp):
-                for ep in range(1, min(copies, experts or 1) + 1):
-                    if copies % ep == 0 and (experts or 1) % ep == 0:
+                # Tensor ranks hold whole experts, which they have to share out.
+                for ep in range(1 + (experts > 0 and tp > 1), min(tp * copies, experts or 1) + 1):
+                    if tp * copies % ep == 0 and (experts or 1) % ep == 0:
                         yield Parallel(
                             tp=tp,
                             pp=pp,

@@ -158,6 +158,7 @@ def test_parking_between_backward_and_step_changes_no_bit(
         ("fsdp-cp2", {"cp": 2}),
         ("fsdp-lora-bf16", {"dp": 2}),
         ("megatron-ep2", {"dp": 2, "ep": 2}),
+        ("megatron-tp2-ep2", {"tp": 2, "ep": 2, "sequence_parallel": True}),
         ("megatron-cp2", {"cp": 2}),
     ],
 )
@@ -255,6 +256,19 @@ def own_gradient(loss: str, logprobs: np.ndarray, batch: Arrays) -> np.ndarray:
             "megatron",
             "qwen3_moe",
             {"dp": 2, "cp": 2, "ep": 4, "distributed_optimizer": True},
+            TWO,
+        ),
+        ("megatron", "qwen3_moe", {"tp": 2, "ep": 2, "sequence_parallel": True}, ONE),
+        (
+            "megatron",
+            "qwen3_moe",
+            {
+                "tp": 2,
+                "dp": 2,
+                "ep": 2,
+                "sequence_parallel": True,
+                "distributed_optimizer": True,
+            },
             TWO,
         ),
     ],
@@ -357,6 +371,10 @@ EXPERTS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "megatron-cp2-ep2": (
         {"backend": "megatron", "parallel": {"cp": 2, "ep": 2, "distributed_optimizer": True}},
+        ONE,
+    ),
+    "megatron-tp2-ep2": (
+        {"backend": "megatron", "parallel": {"tp": 2, "ep": 2, "sequence_parallel": True}},
         ONE,
     ),
     "fsdp-dp2": ({"backend": "fsdp", "parallel": {"dp": 2}}, TWO),

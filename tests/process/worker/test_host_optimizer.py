@@ -41,6 +41,10 @@ GROUPS: dict[str, tuple[dict[str, Any], Any]] = {
     "megatron-pp2": ({"backend": "megatron", "parallel": {"pp": 2}}, ONE),
     "megatron-cp2": ({"backend": "megatron", "parallel": {"cp": 2}}, ONE),
     "megatron-ep2": ({"backend": "megatron", "parallel": {"dp": 2, "ep": 2}}, TWO),
+    "megatron-tp2-ep2": (
+        {"backend": "megatron", "parallel": {"tp": 2, "ep": 2, "sequence_parallel": True}},
+        ONE,
+    ),
     "megatron-dp4-ep2-shared": (
         {
             "backend": "megatron",

@@ -146,7 +146,7 @@ def test_a_spec_that_makes_sense_is_taken(good: dict[str, object]) -> None:
             )
         ),
         ({"parallel": common_pb2.Parallel(tp=512, dp=512)}, "more ranks"),
-        ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide dp * cp = 3"),
+        ({"parallel": common_pb2.Parallel(dp=3, ep=2)}, "ep = 2 does not divide tp * dp * cp = 3"),
         ({"role": "reference", "optimizer": pb.Optimizer(kind="adamw")}, "reference"),
         ({"optimizer": pb.Optimizer(kind="sgd")}, "sgd"),
         ({"optimizer": pb.Optimizer(on="disk")}, "'disk' is not known; use device or host"),
@@ -191,13 +191,18 @@ def test_degrees_must_divide_the_model(
     assert word in caught.value.message
 
 
-def test_experts_are_not_split_over_tensor_ranks(model: Path) -> None:
+def test_experts_are_shared_out_over_tensor_ranks_and_never_split(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config_of(BOTH["qwen3_moe"])))
     check_model(spec(parallel=common_pb2.Parallel(pp=2, dp=8, ep=4)), model)
     with pytest.raises(PlexError, match="ep = 8 does not divide the model's 4 experts"):
         check_model(spec(parallel=common_pb2.Parallel(dp=8, ep=8)), model)
-    with pytest.raises(PlexError, match="tp = 2 with a model of 4 experts"):
-        check_model(spec(parallel=common_pb2.Parallel(tp=2)), model)
+    check_model(spec(parallel=common_pb2.Parallel(tp=2, ep=2, sequence_parallel=True)), model)
+    for less in (
+        common_pb2.Parallel(tp=2, sequence_parallel=True),
+        common_pb2.Parallel(tp=2, ep=2),
+    ):
+        with pytest.raises(PlexError, match="tp = 2 with a model of 4 experts"):
+            check_model(spec(parallel=less), model)
 
 
 def test_degrees_that_divide_are_taken(model: Path) -> None:

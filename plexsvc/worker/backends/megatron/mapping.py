@@ -113,8 +113,9 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
         return whole(prefix + _SIMPLE[rest], shape)
     if rest.startswith("self_attention.linear_qkv."):
         return _qkv(shape, kind=rest.rsplit(".", 1)[1], prefix=prefix, geometry=geometry)
-    expert = _EXPERT.fullmatch(rest)
+    expert, tp_rank = _EXPERT.fullmatch(rest), geometry.tp_rank
     if expert is not None:
+        tp_rank = 0  # an expert is whole
         number = geometry.experts[int(expert.group(1))]
         prefix, rest = f"{prefix}mlp.experts.{number}.", f"mlp.{expert.group(2)}"
     mlp = prefix if expert is not None else f"{prefix}mlp."
@@ -126,7 +127,7 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
                 num_rows=half,
                 name=f"{mlp}{part}.weight",
                 global_shape=(geometry.ffn, geometry.hidden),
-                hf_row=geometry.tp_rank * half,
+                hf_row=tp_rank * half,
             )
             for at, part in ((0, "gate_proj"), (half, "up_proj"))
         ]
@@ -144,7 +145,7 @@ def _layer(rest: str, shape: tuple[int, ...], *, prefix: str, geometry: Geometry
         num_rows=shape[0],
         name=name,
         global_shape=(geometry.hidden, width),
-        hf_col=geometry.tp_rank * shape[1],
+        hf_col=tp_rank * shape[1],
     )
     return [run]
 

@@ -137,13 +137,16 @@ def test_sequences_are_planned_over_ranks_that_share_out_the_heads() -> None:
     assert whole["pass"]["none"] / 8 < best["pass"]["none"] < whole["pass"]["none"] / 5
 
 
-def test_experts_are_planned_over_divisors_of_the_replicas_and_never_over_tp() -> None:
+def test_experts_are_planned_over_divisors_of_a_stage_s_ranks() -> None:
     rows = planned("Qwen3-30B-A3B", gpus=16, tokens=16_384)
-    assert {row["tp"] for row in rows} == {1}
-    assert {row["ep"] for row in rows if row["pp"] == 1} == {1, 2, 4, 8, 16}
-    by_ep = [row["params"] for row in sorted(rows, key=lambda r: r["ep"]) if row["pp"] == 1]
-    assert by_ep == sorted(by_ep, reverse=True)
-    held = planned("Qwen3-235B-A22B", gpus=64, tokens=4096)
+    assert {row["tp"] for row in rows} == {1, 2, 4}
+    for tp in (1, 2, 4):
+        of_tp = [row for row in rows if (row["tp"], row["pp"]) == (tp, 1)]
+        # Tensor ranks have no experts of their own unless these are shared out.
+        assert {row["ep"] for row in of_tp} == {1, 2, 4, 8, 16} - ({1} if tp > 1 else set())
+        by_ep = [row["params"] for row in sorted(of_tp, key=lambda r: r["ep"])]
+        assert by_ep == sorted(by_ep, reverse=True)
+    held = planned("Qwen3-235B-A22B", gpus=32, tokens=4096)
     assert all(row["recompute"] is None for row in held)
     assert held[0]["free"] == max(row["free"] for row in held), "the nearest comes first"
 
