@@ -24,6 +24,7 @@ from plexsvc.statemanager.accepting import Acceptor, listen_at
 from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.links import RankLink
 from plexsvc.statemanager.node import ManagedNode, region_state
+from plexsvc.statemanager.parking import Parking
 
 log = Log(__name__)
 
@@ -37,9 +38,12 @@ Call = Callable[[RankLink, Message], Message]
 class DataServer:
     """Accepts clients of `node` until closed."""
 
-    def __init__(self, node: ManagedNode, clients: Clients, path: Path) -> None:
+    def __init__(
+        self, node: ManagedNode, clients: Clients, path: Path, *, parking: Parking
+    ) -> None:
         self.path = path
         self._node = node
+        self._parking = parking
         self._clients = clients
         self._waiting: dict[str, RankLink] = {}  # by token, until the data connection comes
         self._calls: Mapping[str, Call] = {
@@ -170,7 +174,16 @@ class DataServer:
             )
             for wanted in request.header["regions"]
         ]
-        self._node.allocate(link, regions, is_repeat=bool(request.header.get("repeat")))
+        is_repeat = bool(request.header.get("repeat"))
+
+        def allocate() -> None:
+            try:
+                self._node.allocate(link, regions, is_repeat=is_repeat)
+            except PlexError:
+                link.say_done(0)  # it waits while others' state goes to disk
+                raise
+
+        self._parking.with_room(allocate)
         return _granted(link, {region.name for region in regions})
 
     def _seal(self, link: RankLink, request: Message) -> Message:

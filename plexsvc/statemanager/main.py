@@ -69,7 +69,7 @@ async def serve(config: StateManagerConfig, book: Book) -> None:
     give_up = threading.Timer(config.resume_timeout_us / 1e6, clients.drop_pending)
     give_up.daemon = True
     give_up.start()
-    data = DataServer(node, clients, config.runtime_dir / "data.sock")
+    data = DataServer(node, clients, config.runtime_dir / "data.sock", parking=parking)
     servicer = StateManagerServicer(
         node,
         clients=clients,

@@ -90,6 +90,23 @@ def forget(daemon: Daemon, wpg_id: str) -> None:
     daemon.stub.Forget(request, timeout=DEADLINE_S)
 
 
+def test_parked_state_makes_room_for_memory_that_a_rank_maps_for_life(daemon: Daemon) -> None:
+    states = parked(daemon, "a", "b")
+    assert on_disk(daemon) == set()
+    client = daemon.client("lent")
+    lent = {"name": "moments", "nbytes": BLOCK, "home": "host"}
+    client("allocate", regions=[lent, {"name": "params", "nbytes": BLOCK, "home": "lent"}])
+    assert used(daemon) == (2 * BLOCK, 2 * BLOCK)
+    with pytest.raises(PlexError, match="host") as refused:
+        daemon.client("more")("allocate", regions=[lent])
+    assert refused.value.code is ErrorCode.NO_ROOM
+    assert daemon.move("lent", "HOST").error.code == ""
+    for wpg_id, (other, expected) in states.items():
+        assert daemon.move(wpg_id, "DEVICE").error.code == ""
+        assert other("hash", name="params") == expected
+        assert daemon.move(wpg_id, "HOST").error.code == ""
+
+
 def test_host_and_disk_together_are_full_before_anything_is_refused(
     daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from plexsvc.statemanager.clients import Clients
 from plexsvc.statemanager.config import StateManagerConfig, TierConfig
 from plexsvc.statemanager.dataserver import DataServer
 from plexsvc.statemanager.node import ManagedNode
+from plexsvc.statemanager.parking import Parking
 from tests.rigs.waiting import wait_until
 
 HELLO: Header = {
@@ -47,7 +48,8 @@ def node(tmp_path: Path) -> Iterator[ManagedNode]:
 
 @contextmanager
 def serving(node: ManagedNode) -> Iterator[DataServer]:
-    server = DataServer(node, Clients(node), node.config.runtime_dir / "data.sock")
+    path = node.config.runtime_dir / "data.sock"
+    server = DataServer(node, Clients(node), path, parking=Parking(node))
     try:
         yield server
     finally:

@@ -100,12 +100,13 @@ class Daemon:
         )
         self.node = ManagedNode(config, book=book, arenas={})
         self.clients = Clients(self.node)
-        self.data = DataServer(self.node, self.clients, directory / "data.sock")
+        parking = Parking(self.node)
+        self.data = DataServer(self.node, self.clients, directory / "data.sock", parking=parking)
         self.servicer = StateManagerServicer(
             self.node,
             clients=self.clients,
             mover=StateMover(self.node, clock=SystemClock()),
-            parking=Parking(self.node),
+            parking=parking,
             clock=SystemClock(),
             data_socket=str(self.data.path),
             keys=KEYS,
