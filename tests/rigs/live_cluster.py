@@ -342,8 +342,13 @@ def rank_processes(
 
 
 def processes(cluster: LiveCluster) -> Iterator[node_pb2.ProcSummary]:
-    """Yield what the agents of all nodes know of their processes."""
+    """Yield what the agents of all nodes know of their processes.
+
+    A node that a test took away stays in the cluster's books, lost, and nobody answers there.
+    """
     for node in cluster.status().nodes:
+        if node.state == "lost":
+            continue
         with open_blocking_channel(node.address.agent, cluster.keys) as channel:
             yield from (
                 node_pb2_grpc.NodeStub(channel)

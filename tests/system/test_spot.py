@@ -13,7 +13,13 @@ import pytest
 import plexclient as plex
 from tests.rigs.another_node import another_node
 from tests.rigs.commands import plexctl
-from tests.rigs.live_cluster import ROLLOUT, SHARES_ALL, LiveCluster, start_cluster
+from tests.rigs.live_cluster import (
+    ROLLOUT,
+    SHARES_ALL,
+    LiveCluster,
+    processes,
+    start_cluster,
+)
 from tests.rigs.spot_cluster import (
     PROMPTS,
     SPOT,
@@ -48,6 +54,7 @@ def spot_cluster(
         wait_until(are_there, what="the node is up")
         yield cluster
     wait_until(lambda: not are_there(), what="the node is lost")
+    list(processes(cluster))  # tests after these ask it of the nodes that are left
 
 
 def test_kills_of_spot_instances_at_any_token_change_no_token(
