@@ -285,8 +285,12 @@ class LiveScheduler:
 
     def notice(self, tenant: TenantId) -> str:
         """Return what a tenant's jobs are told beside their state: why nothing goes on, or ""."""
+        return self.stalled() or self.caps.notice(tenant)
+
+    def stalled(self) -> str:
+        """Return why nothing is decided now, or ""."""
         failure = self._storing and self._storing.failure
-        return failure.message if failure else self.caps.notice(tenant)
+        return failure.message if failure else ""
 
     def tokens(self) -> list[TokenRow]:
         """Return the tokens that operators made, oldest first, from the store."""

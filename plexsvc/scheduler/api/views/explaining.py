@@ -27,14 +27,18 @@ async def explain(
     """
     lens = Lens(scheduler.registry, request)
     if not request.operation_id:
-        return _job(scheduler, lens.job(request.job_id), lens=lens)
-    told = _operation(scheduler, request, lens=lens)
-    assert told.state is not None, told
-    return service_pb2.ExplainReply(
-        text=lens.text(told.text),
-        facts=map(lens.text, told.facts),
-        state=WIRE_STATES[told.state],
-    )
+        reply = _job(scheduler, lens.job(request.job_id), lens=lens)
+    else:
+        told = _operation(scheduler, request, lens=lens)
+        assert told.state is not None, told
+        reply = service_pb2.ExplainReply(
+            text=lens.text(told.text),
+            facts=map(lens.text, told.facts),
+            state=WIRE_STATES[told.state],
+        )
+    if stalled := scheduler.stalled():  # what came since is not in the state that stories are of
+        reply.text = f"nothing is decided, for {stalled}. Before, {reply.text}"
+    return reply
 
 
 def _operation(
@@ -48,8 +52,10 @@ def _operation(
     is_there = found is not None and lens.sees(found.job_id)
     if told is None or found is None or not is_there or request.job_id not in {"", found.job_id}:
         where = f"job {request.job_id!r} has" if request.job_id else "there is"
+        stalled = scheduler.stalled()
         raise not_found(
             f"{where} no operation {show(operation_id)} that waits, runs or was lately answered"
+            + (f"; what came since waits to be decided, for {stalled}" if stalled else "")
         )
     return told
 
