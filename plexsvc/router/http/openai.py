@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, Protocol
@@ -19,7 +19,7 @@ from aiohttp import web
 
 from plexclient.wire.v1 import operations_pb2, service_pb2
 from plexsvc.clock import Clock
-from plexsvc.errors import PlexError, bad_request, not_found
+from plexsvc.errors import ErrorCode, PlexError, bad_request, not_found
 from plexsvc.ids import TenantId
 from plexsvc.router.auth import Caller
 from plexsvc.router.http import asking, shapes
@@ -27,6 +27,8 @@ from plexsvc.router.http.choices import Choice, Form, usage
 from plexsvc.router.http.server import CALLER, TENANT, error_of, read_json
 from plexsvc.rpc.errors import checked
 
+MAX_NAMED: Final = 8
+"""Models that an answer names to whoever asks for one that is not there."""
 SESSION: Final = "X-Session-Id"
 WRITE_S: Final = 60.0
 """How long a client may take to read a chunk."""
@@ -130,24 +132,54 @@ async def _models(endpoint: Endpoint, tenant: TenantId) -> dict[str, dict[str, A
 async def _model(endpoint: Endpoint, request: web.Request, name: str) -> dict[str, Any]:
     found = await _models(endpoint, request[TENANT])
     if name not in found:
-        raise not_found(f"no model {name!r}; /v1/models lists the tenant's rollout deployments")
+        raise _no_model(name, found)
     return found[name]
+
+
+def _no_model(name: str, found: Collection[str]) -> PlexError:
+    those = ", ".join(sorted(found)[:MAX_NAMED]) or "none now"
+    problem = (
+        f"the model {name!r:.80} does not exist: a model is a rollout deployment of the tenant, "
+        f"JOB/NAME; ready ones, which /v1/models lists: {those}"
+    )
+    return not_found(problem, field="model")
+
+
+@asynccontextmanager
+async def _sampled(
+    endpoint: Endpoint, request: web.Request, operation: operations_pb2.Operation
+) -> AsyncGenerator[AsyncGenerator[Frame]]:
+    """Yield the frames of a sample, which is one of the tenant's calls while it lasts.
+
+    Raises:
+        PlexError: why it was refused or failed; where there is no such model, which there are.
+    """
+    name, caller = operation.deployment_id, request[CALLER]
+    try:
+        with endpoint.hold(caller.tenant):
+            async with aclosing(_frames(endpoint.samples, operation, caller=caller)) as frames:
+                yield frames
+    except PlexError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        found = await _models(endpoint, caller.tenant)
+        if name in found:
+            raise
+        raise _no_model(name, found) from error
 
 
 async def _encoded(
     endpoint: Endpoint, request: web.Request, operation: operations_pb2.Operation
 ) -> operations_pb2.Prompt:
     """Return the one prompt of an operation that only encodes."""
-    with endpoint.hold(request[TENANT]):
-        stream = _frames(endpoint.samples, operation, caller=request[CALLER])
-        async with aclosing(stream) as frames:
-            return (await anext(frames)).prompts[0]
+    async with _sampled(endpoint, request, operation) as frames:
+        return (await anext(frames)).prompts[0]
 
 
 async def _complete(
     endpoint: Endpoint, request: web.Request, *, is_chat: bool
 ) -> web.StreamResponse:
-    asked, tenant = await read_json(request), request[TENANT]
+    asked = await read_json(request)
     operation = asking.operation_of(asked, is_chat=is_chat, session=_session_of(request))
     form = Form(
         is_chat=is_chat,
@@ -163,23 +195,22 @@ async def _complete(
     )
     is_streamed = asking.wants(asked, "stream")
     has_usage = asking.wants_usage(asked)
-    with endpoint.hold(tenant):
-        async with aclosing(_frames(endpoint.samples, operation, caller=request[CALLER])) as frames:
-            prompts = list((await anext(frames)).prompts)
-            first = await anext(frames)  # a refusal comes before anything is told
-            answer = _PendingResponse(
-                operation, form, prompts, created_s=endpoint.clock.wall_us() // 10**6
-            )
-            if not is_streamed:
-                answer.add(first)
-                async for frame in frames:
-                    answer.add(frame)
-                return web.json_response(answer.whole())
-            return await answer.stream(request, first, frames, has_usage=has_usage)
+    async with _sampled(endpoint, request, operation) as frames:
+        prompts = list((await anext(frames)).prompts)
+        first = await anext(frames)  # a refusal comes before anything is told
+        answer = _PendingResponse(
+            operation, form, prompts, created_s=endpoint.clock.wall_us() // 10**6
+        )
+        if not is_streamed:
+            answer.add(first)
+            async for frame in frames:
+                answer.add(frame)
+            return web.json_response(answer.whole())
+        return await answer.stream(request, first, frames, has_usage=has_usage)
 
 
 async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
-    asked, caller = await read_json(request), request[CALLER]
+    asked = await read_json(request)
     operation = asking.tokens_of(asked, session=_session_of(request))
     sampling = shapes.given(asked.get("sampling_params") or {})
     form = Form(
@@ -187,12 +218,11 @@ async def _generate(endpoint: Endpoint, request: web.Request) -> web.Response:
         has_logprobs="logprobs" in sampling,
         has_prompt_logprobs="prompt_logprobs" in sampling,
     )
-    with endpoint.hold(request[TENANT]):
-        async with aclosing(_frames(endpoint.samples, operation, caller=caller)) as frames:
-            prompts = list((await anext(frames)).prompts)
-            answer = _PendingResponse(operation, form, prompts, created_s=0)
-            async for frame in frames:
-                answer.add(frame)
+    async with _sampled(endpoint, request, operation) as frames:
+        prompts = list((await anext(frames)).prompts)
+        answer = _PendingResponse(operation, form, prompts, created_s=0)
+        async for frame in frames:
+            answer.add(frame)
     told = answer.of_tokens()
     if asked.get("request_id") is not None:
         told["request_id"] = asked["request_id"]

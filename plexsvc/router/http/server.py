@@ -290,6 +290,8 @@ class _Full(asyncio.Protocol):
 def error_of(error: PlexError) -> dict[str, Any]:
     """Return an error in the form that OpenAI's clients read."""
     said = {"message": error.message, "type": str(error.code), "code": str(error.code)}
+    if (error.code, error.facts.get("field")) == (ErrorCode.NOT_FOUND, "model"):
+        said |= {"type": "invalid_request_error", "code": "model_not_found"}  # as OpenAI says it
     return {"error": {**said, "param": error.facts.get("field"), "facts": error.facts}}
 
 

@@ -188,8 +188,20 @@ async def test_models_are_the_tenants_rollout_deployments_that_are_ready(
         assert found.model_extra == {"max_model_len": 48}, (
             "what its engines take, not what was asked"
         )
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError, match=f"'job-2/rollout' does not exist.*{MODEL}"):
             await api.models.retrieve("job-2/rollout")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(
+    samples: FakeSamples, is_streamed: bool
+) -> None:
+    samples.refusal = PlexError(ErrorCode.NOT_FOUND, "job 'gpt-4' has no deployment 'gpt-4'")
+    async with client(samples, calls=1) as api:
+        with pytest.raises(openai.NotFoundError, match=f"'gpt-4' does not exist.*: {MODEL}") as no:
+            await api.chat.completions.create(model="gpt-4", messages=MESSAGES, stream=is_streamed)
+    assert (no.value.code, no.value.type) == ("model_not_found", "invalid_request_error")
+    assert no.value.param == "model"
 
 
 async def test_a_chat_is_sampled_for_its_tenant_by_the_models_template(
