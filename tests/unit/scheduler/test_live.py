@@ -315,8 +315,8 @@ async def test_a_full_disk_refuses_new_work_by_name_and_keeps_what_runs(
             told = await rig.scheduler.call("KeepAlive", beat, service_pb2.KeepAliveReply)
             assert "is full" in told.notice  # or nobody would know why the step takes so long
             why = service_pb2.ExplainRequest(job_id="job-1", tenant=TENANT)
-            told = await rig.scheduler.call("ExplainOperation", why, service_pb2.ExplainReply)
-            assert told.text.startswith("nothing is decided, for the disk of")
+            why_told = await rig.scheduler.call("ExplainOperation", why, service_pb2.ExplainReply)
+            assert why_told.text.startswith("nothing is decided, for the disk of")
             why.operation_id = bytes(range(16))
             with pytest.raises(PlexError, match="waits to be decided, for the disk of") as refused:
                 await rig.scheduler.call("ExplainOperation", why, service_pb2.ExplainReply)
