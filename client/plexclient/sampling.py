@@ -134,7 +134,7 @@ def listed(prompts: object) -> list[Any]:
     >>> listed([[1, 2]])
     [[1, 2]]
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise bad_request(
             f"prompts is {prompts!r:.40}; generate takes a list: [prompt]", field="prompts"
         )
@@ -153,7 +153,7 @@ def encode_prompts(
         PlexError: `bad_request` for no prompts, an empty one, or a token outside the vocabulary.
     """
     tokens = [
-        encode(p) if isinstance(p, str) else _token_ids(p, index=i)
+        encode(p) if isinstance(p, str) else token_ids(p, index=i)
         for i, p in enumerate(listed(prompts))
     ]
     if not tokens:
@@ -163,8 +163,18 @@ def encode_prompts(
     return tokens
 
 
-def _token_ids(prompt: Sequence[int], *, index: int) -> list[int]:
-    """Return a prompt's ids as plain integers; what is none is refused, never rounded."""
+def token_ids(prompt: Sequence[int], *, index: int = 0) -> list[int]:
+    """Return a prompt's ids as plain integers; what is none is refused, never rounded.
+
+    Raises:
+        PlexError: `bad_request`, also for bytes, which are a text that was not decoded.
+    """
+    if isinstance(prompt, bytes | bytearray):
+        raise bad_request(
+            f"prompt {index} is {prompt!r:.40}, which are bytes; give a text (`.decode()`) or a "
+            "list of token ids",
+            prompt=index,
+        )
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:

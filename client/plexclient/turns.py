@@ -69,7 +69,7 @@ class TurnSession:
             raise bad_request("a turn of this session runs; await it, or open another session")
         rollout = self._rollout
         of_type("prompt", prompt, Sequence, takes="a text or a list of token ids")
-        new = self._encode(prompt) if isinstance(prompt, str) else prompt
+        new = self._encode(prompt) if isinstance(prompt, str) else sampling.token_ids(prompt)
         (tokens,) = sampling.encode_prompts(
             [[*self.tokens, *new]], encode=self._encode, vocab_size=rollout.info.vocab_size
         )

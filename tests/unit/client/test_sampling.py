@@ -101,6 +101,9 @@ def test_texts_and_token_ids_may_be_mixed() -> None:
         ([[1, 2.0]], "prompt 0 is neither"),
         ([[1], [[2]]], "prompt 1 is neither"),
         ([[1], 2], "prompt 1 is neither"),
+        ([[1], b"abc"], r"prompt 1 is b'abc', which are bytes"),
+        ([bytearray(b"abc")], "prompt 0 is bytearray.*, which are bytes"),
+        (b"abc", "takes a list"),
     ],
 )
 def test_prompts_no_model_could_read_are_refused(prompts: Any, found: str) -> None:

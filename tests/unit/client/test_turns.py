@@ -105,7 +105,7 @@ def test_a_turn_that_is_cancelled_leaves_the_session_as_it_was(
     assert session.generate([], max_tokens=1).prompt_tokens == before
 
 
-@pytest.mark.parametrize("prompt", [None, 7, [None], ["a"]])
+@pytest.mark.parametrize("prompt", [None, 7, [None], ["a"], b"abc"])
 def test_what_is_no_prompt_is_refused_before_anything_is_sent(
     prompt: Any,
     router: FakeRouter,
