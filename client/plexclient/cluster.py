@@ -12,7 +12,7 @@ from typing import Final, Self
 from plexclient import environment
 from plexclient.background import Background
 from plexclient.calls import call
-from plexclient.checks import real, whole
+from plexclient.checks import of_type, real, text, whole
 from plexclient.clock import MonotonicClock, RetryClock
 from plexclient.errors import bad_request
 from plexclient.ids import JobId, new_job_id
@@ -87,13 +87,21 @@ class Cluster:
         submit --restarts` started again resumes its job anyway.
         In a controller that `plexctl submit` started, the first job is the submitted one. It ends
         with its block, or with the controller if an error leaves the block.
+
+        Raises:
+            PlexError: `bad_request` for a number, a name or labels that no job can have.
         """
+        given = {} if labels is None else labels
+        of_type("labels", given, Mapping, takes="a dict of texts by name")
         adopted, restarts = self._adoptable, environment.read().restarts
         request = service_pb2.CreateJobRequest(
             job_id=adopted or new_job_id(),
-            name=name,
+            name=text("name", name),
             session_ttl_us=int(real("session_ttl_s", session_ttl_s, least=0, most=MAX_TTL_S) * 1e6),
-            labels=labels,
+            labels={
+                text("a label's name", key): text(f"label {key!r:.40}", value)
+                for key, value in given.items()
+            },
             priority=whole("priority", priority, least=-(2**31)),
             max_slowdown=real("max_slowdown", max_slowdown, least=0),
             expected_steps=whole("expected_steps", expected_steps, least=0, most=MAX_STEPS),

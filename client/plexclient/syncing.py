@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import Future
 
 from plexclient.calls import Cancellable, call
+from plexclient.checks import of_type
 from plexclient.deployment import Deployment
 from plexclient.errors import bad_request
 from plexclient.lane import Ticket
@@ -24,11 +25,13 @@ class Synced(Deployment):
         has changed the parameters of `source` since.
 
         Raises:
-            PlexError: `bad_request` when `source` belongs to another job or is this deployment.
+            PlexError: `bad_request` when `source` is no deployment, belongs to another job or is
+                this deployment.
         """
         return self._take_weights(source)
 
     def _take_weights(self, source: Deployment, *, finishes_turns: bool = False) -> Future[int]:
+        of_type("source", source, Deployment, takes="a deployment of the job, as deploy returns it")
         if source is self or source.job_session is not self.job_session:
             raise bad_request(
                 f"{self.name}.sync({source.name}): the source must be another deployment of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +143,14 @@ def test_sync_refuses_itself_and_other_jobs(loop: Loop, cluster: plex.Cluster) -
         for source in (loop.rollout, stranger):
             with pytest.raises(plex.PlexError, match="another deployment of the same job"):
                 loop.rollout.sync(source)
+
+
+@pytest.mark.parametrize("source", ["actor", None, 7])
+def test_sync_refuses_what_is_no_deployment(loop: Loop, router: FakeRouter, source: Any) -> None:
+    with pytest.raises(plex.PlexError, match=r"source is .* must be a deployment") as refused:
+        loop.rollout.sync(source)
+    assert refused.value.code is plex.ErrorCode.BAD_REQUEST
+    assert kinds(router, "rollout") == []
 
 
 def test_a_blocking_call_in_a_callback_is_refused_instead_of_hanging(

@@ -434,6 +434,23 @@ def test_terms_that_no_job_can_have_are_refused_by_name(
         cluster.job("odd", **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("terms", "found"),
+    [
+        ({"labels": {"run": 3}}, "label 'run' is 3; it must be a text"),
+        ({"labels": {3: "run"}}, "a label's name is 3; it must be a text"),
+        ({"labels": ["run"]}, r"labels is \['run'\]; it must be a dict of texts"),
+        ({"name": 3}, "name is 3; it must be a text"),
+    ],
+)
+def test_a_name_or_labels_that_are_no_text_are_refused(
+    cluster: plex.Cluster, terms: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(PlexError, match=found) as refused:
+        cluster.job(**{"name": "odd", **terms})
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
 def test_a_degree_below_one_is_refused() -> None:
     with pytest.raises(PlexError, match="tp=0"):
         plex.Parallel(tp=0)
