@@ -1,7 +1,9 @@
 """Numbers as people write them: read whole, or found as the last one of a text.
 
-A comma separates thousands, a point begins the decimals. A sum, a power or a root is no number but
-a task, so nothing here computes. A power of ten is read, because it is a way to write a number.
+A comma or a thin space separates thousands, a point begins the decimals. A plain space, which may
+stand between two numbers, does so before groups that are none by themselves: `000` to `099`. A sum,
+a power or a root is no number but a task, so nothing here computes. A power of ten is read, because
+it is a way to write a number.
 """
 
 # ruff: noqa: RUF001 - signs that look alike are what is told apart here
@@ -24,13 +26,14 @@ _THIN: Final = "\u2009"
 """Stands for each space that may separate thousands."""
 
 _WHOLE: Final = (
-    rf"(?:[1-9]\d{{0,2}}(?:,\d{{3}})+(?!,?\d)|[1-9]\d{{0,2}}(?:{_THIN}\d{{3}})+(?!\d)|\d+)"
+    rf"(?:[1-9]\d{{0,2}}(?:,\d{{3}})+(?!,?\d)|[1-9]\d{{0,2}}(?:{_THIN}\d{{3}})+(?!\d)"
+    rf"|[1-9]\d{{0,2}}(?:[ ]0\d\d)+(?![ ]?\d)|\d+)"
 )
 _POWER: Final = r"10\^[({]?[-+]?\d{1,3}[)}]?"
 _NUMBER: Final = re.compile(
     rf"""(?P<sign>[-+]?)[$€£¥]?(?:
       (?P<ten>{_POWER})
-    | (?:(?P<mixed>\d{{1,9}})[ ])?(?P<over>{_WHOLE}(?:\.\d+)?)/(?P<under>{_WHOLE})
+    | (?:(?P<mixed>\d{{1,9}})[ ](?!0\d))?(?P<over>{_WHOLE}(?:\.\d+)?)/(?P<under>{_WHOLE})
     | (?P<decimal>{_WHOLE}(?:\.\d*)?|\.\d+)(?:\((?P<repeated>\d+)\)~)?
       (?:[eE](?P<e>[-+]?\d{{1,3}})(?!\d)|\*(?P<times>{_POWER}))?
     )""",
@@ -314,7 +317,7 @@ def _value(found: re.Match[str]) -> tuple[Fraction | None, int]:
 
 
 def _fraction(digits: str) -> Fraction:
-    return Fraction(digits.replace(",", "").replace(_THIN, "").removesuffix(".") or "0")
+    return Fraction(re.sub(f"[, {_THIN}]", "", digits).removesuffix(".") or "0")
 
 
 def _power(text: str) -> Fraction:
