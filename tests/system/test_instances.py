@@ -61,13 +61,14 @@ def test_a_generate_outlives_kill_9_of_an_instance(
         actor.step()
         version = rollout.sync(actor)
         undisturbed = tokens(rollout.generate(PROMPTS, **options))
+        victims = pids(cluster, rollout)[:1]  # asked before: the answer may outlast a generate
         killed: list[int] = []
         samples: list[plex.Sample] = []
         while not killed:  # one whose first tokens come late, on a busy machine, is made again
             samples.clear()
             for delta in rollout.generate.deltas(PROMPTS, **options):
                 if not killed and delta.position + len(delta.tokens) < LENGTH / 2:
-                    killed = pids(cluster, rollout)[:1]
+                    killed = victims
                     os.kill(killed[0], signal.SIGKILL)
                 if delta.sample is not None:
                     samples.append(delta.sample)
