@@ -107,7 +107,7 @@ class Declared:
             raise bad_request(
                 f"durability={self.durability!r}: a deployment has {' or '.join(DURABILITIES)}"
             )
-        if self.recompute not in {None, *RECOMPUTED}:
+        if self.recompute not in (None, *RECOMPUTED):
             raise bad_request(f"recompute={self.recompute!r}: give {', '.join(RECOMPUTED)} or None")
         num_instances, others = instances_to_wire(role, self.instances)
         elastic = self.instances if isinstance(self.instances, Elastic) else Elastic()
