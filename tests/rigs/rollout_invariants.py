@@ -48,6 +48,7 @@ def check(core: RolloutCore) -> None:
             assert instance.version == core.version
             if len(instance.pending) < core.max_pending and not instance.rests:
                 takes_turns = instance.turns < instance.turn_cap
+                has_place = len(instance.pending) + core.portion <= core.max_pending
+                takes_batches = has_place and one not in core.spared
                 idle = [g for g in core.generates.values() if g.waiting and not g.is_held]
-                is_spared = one in core.spared
-                assert not any(takes_turns if g.is_turn else not is_spared for g in idle)
+                assert not any(takes_turns if g.is_turn else takes_batches for g in idle)

@@ -24,6 +24,9 @@ from plexsvc.rollout.core.orders import Order
 MAX_SESSIONS: Final = 65_536
 """Sessions whose last instance is known; the one without a turn for longest goes first."""
 
+PORTIONS: Final = 4
+"""Generates that wait share the places of an instance by such parts of them."""
+
 
 @dataclass(slots=True)
 class AssignedSample:
@@ -72,6 +75,8 @@ class Assignment:
         With `cut`, instances are as full as slots were taken.
         """
         self.max_pending, self.cut = max_pending, cut
+        self.portion = max(1, max_pending // PORTIONS)
+        """Places that a batch gets at once: a call costs its frames, however few samples it has."""
         self.version = VersionId()
         """The wanted version."""
         self.instances: dict[InstanceId, Instance] = {}
@@ -124,7 +129,7 @@ class Assignment:
     def _spread_waiting(self, among: Iterable[InstanceId] | None = None) -> list[Order]:
         """Give samples that wait to instances that may have got room, turns first."""
         started: list[Order] = []
-        for queue in self._queues.values():
+        for is_turn, queue in self._queues.items():
             one = next((generate for generate in queue.values() if not generate.is_held), None)
             if one is None:
                 continue
@@ -132,7 +137,8 @@ class Assignment:
             if not room:  # nor is there for others of its kind
                 continue
             ready = {i: generate for i, generate in queue.items() if not generate.is_held}
-            for operation_id, count in _shares(ready, room).items():
+            portion = 1 if is_turn else self.portion
+            for operation_id, count in _shares(ready, room, portion=portion).items():
                 generate = ready[operation_id]
                 keys = [generate.waiting.popleft() for _ in range(count)]
                 if not generate.waiting:
@@ -263,22 +269,28 @@ class Assignment:
         del self.generates[operation_id]
 
 
-def _shares(generates: Mapping[OperationId, Generate], room: int) -> dict[OperationId, int]:
+def _shares(
+    generates: Mapping[OperationId, Generate], room: int, *, portion: int
+) -> dict[OperationId, int]:
     """Return how many waiting samples of each generate get a place, where they are `room`.
 
-    The next place goes to the generate with the fewest samples on instances, of several to the
-    oldest. So a long one does not keep a short one waiting. `O((generates + room) log generates)`.
+    The next `portion` goes to the generate with the fewest samples on instances, of several to the
+    oldest, once there is room for it. So a long one does not keep a short one waiting.
+    `O((generates + room) log generates)`.
     """
     queue = [
         (generate.under_way, number, i) for number, (i, generate) in enumerate(generates.items())
     ]
     heapq.heapify(queue)
     shares: dict[OperationId, int] = {}
-    for _ in range(room):
-        if not queue:
-            break
+    while queue:
         under_way, number, operation_id = heapq.heappop(queue)
-        shares[operation_id] = count = shares.get(operation_id, 0) + 1
-        if count < len(generates[operation_id].waiting):
-            heapq.heappush(queue, (under_way + 1, number, operation_id))
+        given, waiting = shares.get(operation_id, 0), len(generates[operation_id].waiting)
+        count = min(portion, waiting - given)
+        if count > room:
+            break
+        room -= count
+        shares[operation_id] = given + count
+        if given + count < waiting:
+            heapq.heappush(queue, (under_way + count, number, operation_id))
     return shares

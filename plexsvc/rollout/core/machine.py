@@ -10,8 +10,9 @@ One that cannot read the version, whose node may be lost, tries on. When no node
 
 Samples go to the least loaded serving instance with fewer than `max_pending` samples that it has
 sent no token of, and wait while there is none (join the shortest queue, with delayed dispatch).
-Of several generates that wait, the one with the fewest samples on instances gets the next place,
-and samples of others that only wait in an engine's queue make room for it at the next tick.
+Of several generates that wait, the one with the fewest samples on instances gets the next places,
+and samples of others with more than twice as many that only wait in an engine's queue make room for
+it at the next tick.
 Turns of trajectories, which go beside the order of operations, are dealt turn by turn: to the
 instance that had the session's last turn, whose cache has the prefix, or to the least loaded where
 that is faster or the other is full, of those with fewer turns than their `turn_cap`; what waits of
@@ -180,7 +181,8 @@ class RolloutCore(Membership):
         )
         if not event.is_turn:
             self.spared.clear()
-        return self._spread(event.operation_id, list(samples))
+        self._wait(event.operation_id, list(samples))
+        return self._spread_waiting()
 
     def _record(self, event: events.TokensArrived) -> list[Order]:
         """Take each position of each sample once; a gap fails the operation."""
@@ -369,16 +371,17 @@ class RolloutCore(Membership):
         return started + self._stop(move.instance_id, keys[: move.count])
 
     def _give_way(self) -> list[Order]:
-        """Take samples back that wait in engines before a generate with fewer samples there.
+        """Take samples back that wait in engines before a generate with less than half as many.
 
-        The places that become free go to the generate with the fewest, then to these again.
+        The places that become free go to the generate with the fewest, then to these again. Were
+        less enough, generates that are alike would take each other's places at every tick.
         """
         waiting = self._queues[False].values()
         fewest = min((generate.under_way for generate in waiting), default=NEVER)
         rich = {
             i
             for i, generate in self.generates.items()
-            if generate.under_way > fewest + 1 and not generate.is_turn
+            if generate.under_way > 2 * fewest + 1 and not generate.is_turn
         }
         ordered: list[Order] = []
         for i, instance in self.instances.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -136,6 +137,65 @@ def test_samples_in_an_engines_queue_make_room_for_a_shorter_generate() -> None:
     core.handle(arrived(ONE, *(SampleTokens(key, 1, 1, is_last=False) for key in long[:2])))
     ticks = [core.handle(events.Ticked(at_us=at)) for at in range(5, 12)]
     assert ticks == [[]] * 7, "what nobody waits behind stays"
+
+
+def test_generates_that_overlap_get_large_calls_and_keep_them() -> None:  # noqa: C901 - an engine
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=64)
+    core.handle(joined(MODEL))
+    calls: list[tuple[OperationId, dict[SampleKey, int]]] = []
+    todo: deque[events.Event] = deque()
+    sizes: list[int] = []
+    stopped: list[SampleKey] = []
+
+    def tell(event: events.Event) -> None:
+        todo.append(event)
+        while todo:
+            for order in core.handle(todo.popleft()):
+                if isinstance(order, orders.StartSamples):
+                    calls.append((order.operation_id, dict.fromkeys(order.samples, 0)))
+                    sizes.append(len(order.samples))
+                elif isinstance(order, orders.StopSamples):
+                    stopped.extend(order.samples)
+                    for name, at in calls:
+                        keys = [key for key in order.samples if name == order.operation_id]
+                        back = [(key, at.pop(key)) for key in keys if key in at]
+                        send(name, [SampleTokens(k, n, 0, False, True) for k, n in back])
+            check(core)
+
+    def send(name: OperationId, arrivals: list[SampleTokens]) -> None:
+        if arrivals:
+            todo.append(events.TokensArrived(operation_id=name, instance_id=ONE, arrivals=arrivals))
+
+    for name in (OperationId(bytes([number]) * 16) for number in range(5)):
+        tell(submitted_as(name, *((prompt, n) for prompt in range(50) for n in range(4))))
+    for step in range(1, 1000):
+        slots = 64
+        for name, at in calls[:]:  # each call has frames of its own
+            running = list(at)[:slots]
+            slots -= len(running)
+            send(name, [SampleTokens(key, at[key], 1, at[key] == 19) for key in running])
+            for key in running:
+                at[key] += 1
+                if at[key] == 20:
+                    del at[key]
+        tell(events.Ticked(at_us=step))
+    assert not core.generates
+    assert len(sizes) < 100, "of 16 samples, but for the last of each"
+    assert len(stopped) < 100
+
+
+def test_a_generate_that_comes_takes_no_place_before_one_that_waits_for_more_of_them() -> None:
+    core = RolloutCore("job/rollout", max_losses=3, max_pending=8)
+    core.handle(joined(MODEL))
+    long = [(prompt, 0) for prompt in range(10)]
+    core.handle(submitted_as(OP, *long))
+    core.handle(arrived(ONE, SampleTokens(long[0], 0, 1, is_last=False)))
+    assert core.handle(submitted_as(OTHER, (0, 0), (1, 0))) == [], "there is room for one"
+    assert core.handle(submitted_as(THIRD, (0, 0))) == []
+    (_, begun) = core.handle(arrived(ONE, SampleTokens(long[1], 0, 1, is_last=False)))
+    assert isinstance(begun, orders.StartSamples)
+    assert (begun.operation_id, begun.samples) == (OTHER, [(0, 0), (1, 0)])
+    check(core)
 
 
 def test_a_call_that_ends_loses_nothing_that_was_taken_back_from_it_and_waits() -> None:
@@ -758,6 +818,7 @@ class Course(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = RolloutCore("job/rollout", max_losses=4, max_pending=3, cut=0.5)
+        self.core.portion = 2
         self.next_instance = 1
         self.next_operation = 0
         self.at_us = 0
