@@ -334,7 +334,12 @@ def test_a_deployment_asks_for_what_it_was_given(loop: Loop) -> None:
     with pytest.raises(PlexError, match="none or step"):
         loop.job.deploy("critic", model="/m", backend="megatron", durability="always")
     with pytest.raises(PlexError, match=r"recompute=\['full'\]: give full, selective or None"):
-        loop.job.deploy("critic", model="/m", recompute=["full"])  # type: ignore[arg-type]
+        loop.job.deploy(
+            "critic",
+            model="/m",
+            backend="megatron",
+            recompute=["full"],  # type: ignore[arg-type]
+        )
     assert (spec.parallel.tp, spec.parallel.dp, spec.parallel.sequence_parallel) == (2, 2, True)
     assert (spec.optimizer.lr, spec.optimizer.clip_grad_norm) == (1e-3, 2)
     assert (spec.dtype, spec.seed, spec.micro_batch_tokens) == ("float32", 7, 512)
