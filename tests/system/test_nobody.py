@@ -193,7 +193,8 @@ async def test_a_tenants_models_are_not_anothers_over_http(ports: Ports) -> None
             ("POST", "/v1/chat/completions", chat),
         ):
             status, told = await ask("rival", method, path, **body)
-            assert (status, told["error"]["code"]) == (404, "not_found"), path
+            assert (status, told["error"]["code"]) == (404, "model_not_found"), path
+            assert told["error"]["message"].endswith("none now"), "another's is not named"
 
 
 async def test_over_tls_another_clusters_certificate_gets_no_connection(ports: Ports) -> None:
