@@ -56,6 +56,8 @@ async def hold(
 async def lead(leadership: Leadership, *, waits: bool, clock: Clock) -> None:
     """Take the lead of a database; with `waits`, once nobody else has it.
 
+    A leader that may have died with the database's server is waited for a few seconds.
+
     Raises:
         PlexError: `unavailable` when another service leads, or the database does not answer.
     """
@@ -69,7 +71,7 @@ async def lead(leadership: Leadership, *, waits: bool, clock: Clock) -> None:
             leader = error.message
         if leader is None:
             return
-        if not waits:
+        if not waits and not leadership.is_awaited:
             raise unavailable(
                 f"{leader} leads the cluster of this database already; stop it, name another "
                 "database, or have this one wait for its end: `plexctl up --standby`"

@@ -68,6 +68,8 @@ class Leadership:
 
     Attributes:
         took_over: whether another led before and did not end what it ran, once it is taken.
+        is_awaited: whether whoever leads lost its session with the server, and may come back in
+            `LEASE_S` at most.
         on_lost: called from a thread when another service leads.
     """
 
@@ -79,7 +81,7 @@ class Leadership:
         self._session: sa.Connection | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self.took_over = False
+        self.took_over = self.is_awaited = False
         self.on_lost: Callable[[], object] = lambda: None
 
     def try_take(self) -> str | None:
@@ -115,6 +117,7 @@ class Leadership:
     def _try_take(self) -> str | None:
         is_free = self._run_sql(_LOCK).scalar_one()
         row = self._row()
+        self.is_awaited = False
         if not is_free:
             if row is not None:
                 self._run_sql(_END_OVER, holder=self._holder)
@@ -122,6 +125,7 @@ class Leadership:
         if row is not None and row.is_from_before and not row.is_over:
             # The server was started again, which ended the leader's session: it comes back.
             self._run_sql(_UNLOCK)
+            self.is_awaited = True
             return str(row.holder)
         self.took_over = row is not None
         self._renew()

@@ -75,3 +75,23 @@ async def test_a_database_that_does_not_answer_ends_one_that_does_not_wait() -> 
     with pytest.raises(PlexError, match="does not answer"):
         await leading.lead(claim, waits=False, clock=SystemClock())
     claim.close(ends_all=True)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_one_that_died_with_its_database_is_waited_for(
+    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Leadership("postgresql+psycopg://plex@/x?host=/nowhere", holder="it")
+    answers = [("first", True), ("first", True), ("first" if comes_back else None, False)]
+
+    def try_take() -> str | None:
+        leader, claim.is_awaited = answers.pop(0)
+        return leader
+
+    monkeypatch.setattr(claim, "try_take", try_take)
+    if comes_back:
+        with pytest.raises(PlexError, match="first leads the cluster"):
+            await leading.lead(claim, waits=False, clock=SystemClock())
+    else:
+        await leading.lead(claim, waits=False, clock=SystemClock())
+    assert not answers

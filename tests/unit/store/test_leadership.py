@@ -115,8 +115,10 @@ def test_a_leader_whose_session_ends_leads_on(
         first._keep()
     first._drop()
     assert second.try_take() == "first"  # nobody has the lock, and the row is not over
+    assert second.is_awaited
     assert first._keep()
     assert second.try_take() == "first"
+    assert not second.is_awaited
 
 
 def test_a_database_that_does_not_answer_is_no_leader() -> None:
