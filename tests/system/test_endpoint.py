@@ -51,6 +51,15 @@ class Served:
 PIECES = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(20, 40)]
 HARD = {"allOf": PIECES}
 """A schema that takes for ever to compile."""
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 1, "maximum": 99},
+        "b": {"enum": ["x", "yz"]},
+    },
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
 LETTERS = ALPHABET + '{}[]"_<>'
 """What JSON needs, too."""
 
@@ -256,14 +265,7 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
     served.rollout.sync(served.actor)
     model = served.rollout.deployment_id
     few_spaces = {token_of(" "): -100.0}
-    number = {"type": "integer", "minimum": 1, "maximum": 99}
-    schema = {
-        "type": "object",
-        "properties": {"a": number, "b": {"enum": ["x", "yz"]}},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    }
-    tool: Any = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
     with served.client() as api:
 
         def chat(**asked: Any) -> Any:
@@ -283,7 +285,7 @@ def test_what_users_of_vllms_server_ask_for_is_done_or_refused_by_name(served: S
         assert plain.message.content == "<pad>" * 5
         assert [one.top_logprobs[0].token for one in plain.logprobs.content] == ["<pad>"] * 5
 
-        wanted = {"name": "n", "schema": schema}
+        wanted = {"name": "n", "schema": SCHEMA}
         told = chat(n=4, response_format={"type": "json_schema", "json_schema": wanted})
         for one in told.choices:
             found = json.loads(one.message.content)

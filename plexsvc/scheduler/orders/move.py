@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -77,11 +78,16 @@ async def parked(reach: Reach, wpg_id: WpgId, *, lease_no: int) -> AsyncIterator
     Raises:
         PlexError, AioRpcError: as `move`.
     """
-    for to in (Residency.HOST, Residency.DEVICE):
-        move_id = MoveId(f"parked.{secrets.token_hex(8)}")  # no other move has it
-        await move(reach, MoveState(wpg_id=wpg_id, move_id=move_id, to=to, lease_no=lease_no))
-        if to is Residency.HOST:
-            yield
+    order = MoveState(
+        wpg_id=wpg_id,
+        move_id=MoveId(f"parked.{secrets.token_hex(8)}"),  # no other move has it
+        to=Residency.HOST,
+        lease_no=lease_no,
+    )
+    await move(reach, order)
+    yield
+    back = MoveId(f"{order.move_id}.back")
+    await move(reach, replace(order, move_id=back, to=Residency.DEVICE))
 
 
 async def _move_instances(reach: Reach, action: MoveState, wpg: WpgRecord) -> Event:
