@@ -85,24 +85,22 @@ class HostSteps:
 
     def _is_own(self, param: Param) -> bool:
         """Whether this rank adds its sum of a gradient to the next, where others have the same."""
-        tensor, is_first = param.tensor, True
         if not self.trained.is_shared:
-            rank = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+            copy = parallel_state.get_data_parallel_rank(with_context_parallel=True)
             if param.is_split_expert:
-                rank = parallel_state.get_expert_data_parallel_rank()
-            is_first = rank == 0
+                copy = parallel_state.get_expert_data_parallel_rank()
+            if copy > 0:
+                return False
         # What Megatron sums beside that: a tied embedding over the ends of a pipeline, and over
         # tensor ranks what each computes from its own tokens or heads.
-        is_tied = getattr(tensor, "shared", False)
-        config = self.trained.ddp.config
+        tensor, config = param.tensor, self.trained.ddp.config
+        if getattr(tensor, "shared", False):
+            return False
         is_of_tokens = config.sequence_parallel and getattr(tensor, "sequence_parallel", False)
-        is_of_heads = config.qk_layernorm and (
-            ".q_layernorm." in param.name or ".k_layernorm." in param.name
-        )
-        is_first &= parallel_state.get_tensor_model_parallel_rank() == 0 or not (
-            is_of_tokens or is_of_heads
-        )
-        return is_first and not is_tied
+        norms = (".q_layernorm.", ".k_layernorm.")
+        is_of_heads = config.qk_layernorm and any(norm in param.name for norm in norms)
+        is_summed = is_of_tokens or is_of_heads
+        return not is_summed or parallel_state.get_tensor_model_parallel_rank() == 0
 
     def _counts(self, param: Param) -> bool:
         """Whether this rank counts its part of a gradient in the norm."""
